@@ -1,6 +1,6 @@
 """Why a node refuses or fails a request. Only `cluster/http/problems.py` maps these errors to HTTP.
 
-The classes tell whose fault it was; the values are attributes:
+The classes say whose fault it was; the values are attributes:
 
 - the caller's: Malformed, CommandsRefused, QueryRefused, LimitExceeded, WrongIndex, Truncated, SequenceRefused,
   SessionRefused, SessionUnknown, NodeUnknown, MembersFull, OutOfBounds, NotCommitted, Expired, NotInThisMode,
@@ -17,9 +17,9 @@ from typing import Any
 from quire import QuireError
 
 RETRY_AFTER_S = 1.0
-"""Most temporary errors are over by then."""
+"""The default Retry-After; most temporary errors are over by then."""
 SHOWN_LENGTH = 60
-"""Of what a stranger sent, in a message about it."""
+"""How much of an untrusted value an error message quotes."""
 
 
 class ClusterError(QuireError):
@@ -27,12 +27,12 @@ class ClusterError(QuireError):
 
 
 def _shown(text: str) -> str:
-    """What a stranger sent, for a message."""
+    """An untrusted value, shortened for an error message."""
     return ascii(text) if len(text) <= SHOWN_LENGTH else f"{text[:SHOWN_LENGTH]!a}..."
 
 
 class Malformed(ClusterError):
-    """The request is not what this call accepts; nothing was written."""
+    """The request is malformed or not valid for this call; nothing was written."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -40,7 +40,7 @@ class Malformed(ClusterError):
 
 
 class HostRefused(ClusterError):
-    """The request's Host is no name of a member; nothing was done. `name` is the one in it, None if it has none."""
+    """The request's Host does not name a member; nothing was done. `name` is the name in it, None without one."""
 
     def __init__(self, host: str, name: str | None) -> None:
         self.host = _shown(host)
@@ -49,7 +49,7 @@ class HostRefused(ClusterError):
 
 
 class OriginRefused(ClusterError):
-    """A web page sent the request that may not; nothing was done. `allow` is the setting that would accept it."""
+    """A web page that is not allowed sent the request; nothing was done. `allow` is the setting that would allow it."""
 
     def __init__(self, origin: str | None, reason: str, allow: str = "") -> None:
         self.origin = None if origin is None else _shown(origin)
@@ -100,7 +100,7 @@ class LimitExceeded(ClusterError):
 
 
 class Truncated(ClusterError):
-    """The log was truncated, from this index on, before the written records were flushed; those below stay."""
+    """The log was truncated from this index on before the written records were flushed; those below it remain."""
 
     def __init__(self, index: int) -> None:
         super().__init__(f"the log was truncated from index {index} on before the records were flushed")
@@ -120,13 +120,13 @@ class SequenceRefused(ClusterError):
     """The sequence does not follow the previous one; nothing was written."""
 
     def __init__(self, sequence: int, expected: int) -> None:
-        super().__init__(f"sequence {sequence} was sent, {expected} is next")
+        super().__init__(f"sequence {sequence} was sent, but {expected} is next")
         self.sequence = sequence
         self.expected = expected
 
 
 class SessionRefused(ClusterError):
-    """The session refused every record of the request; none was executed now. `code` is the first record's."""
+    """The session refused every record of the request, so none was executed. `code` is that of the first one."""
 
     def __init__(self, code: str, reason: str, refused: list[list[Any]]) -> None:
         super().__init__(f"{code}: {reason}")
@@ -143,7 +143,7 @@ class SessionUnknown(ClusterError):
 
 
 class SessionsFull(ClusterError):
-    """No more sessions can be opened; nothing was written, or only the attempt."""
+    """No more sessions can be opened; nothing was written, except perhaps the refused attempt."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -161,7 +161,7 @@ class OutOfBounds(ClusterError):
 
 
 class NotCommitted(ClusterError):
-    """The record is on this node, but as far as this node knows it is not committed yet."""
+    """The record is on this node, but the node does not know it to be committed yet."""
 
     def __init__(self, index: int, commit_index: int) -> None:
         super().__init__(
@@ -190,7 +190,7 @@ class CorruptHere(ClusterError):
 
 
 class NotInThisMode(ClusterError):
-    """The call is not available with this node's machine or in its mode."""
+    """The call is not available with this node's machine or in this mode."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -1,4 +1,4 @@
-"""HTTP requests to a node, by a client or by another node: each is sent once, and in the form that aiohttp accepts."""
+"""HTTP requests from a client or a node to a node: each is sent exactly once, in a form that aiohttp accepts."""
 
 from io import BytesIO
 
@@ -7,14 +7,14 @@ from aiohttp.payload import TOO_LARGE_BYTES_BODY
 
 
 class ConnectionBroken(aiohttp.ClientError):
-    """The connection broke when the request, or a part of it, was sent: it may have been executed."""
+    """The connection broke after the request, or a part of it, was sent: it may have been executed."""
 
 
 async def send_once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-    """Send a request, and never a second time: aiohttp's middleware.
+    """An aiohttp middleware that sends a request only once.
 
-    aiohttp repeats a DELETE or PUT whose connection broke. If the first was executed, the response to the second would
-    claim, falsely, that there was nothing to do.
+    aiohttp repeats a DELETE or PUT whose connection broke. If the first one was executed, the response to the second
+    would falsely say that there was nothing to do.
     """
     try:
         return await send(request)

@@ -1,19 +1,19 @@
-r"""What a terminal obeys, or hides, instead of showing it: always escaped in what quire prints and logs.
+r"""Escapes the characters that a terminal interprets or hides, in everything that quire prints and logs.
 
-Values, names, addresses and error texts come from clients, peers and files. Printed as they are, an escape sequence in
-one of them moves the cursor, sets the window's title or answers for the user; a line feed begins a line that looks
-like quire's own; a bidirectional mark shows a text in another order than it has. So these are escaped, on a terminal
-and in a pipe alike, since a pipe often ends at a terminal:
+Values, names, addresses and error texts come from clients, peers and files. If they were printed unchanged, an escape
+sequence could move the cursor, set the window's title or answer for the user; a line feed could start a line that looks
+like quire's own; a bidirectional mark could show a text in a different order. So these are escaped, on a terminal and
+in a pipe alike, since a pipe often ends at a terminal:
 
     C0, DEL and C1 control characters       U+0000 to U+001F, U+007F to U+009F
     bidirectional marks                     U+061C, U+200E, U+200F, U+202A to U+202E, U+2066 to U+2069
     line and paragraph separators           U+2028, U+2029
-    what has no width                       U+00AD, U+180E, U+200B to U+200D, U+2060 to U+206F, U+FEFF,
+    characters without width                U+00AD, U+180E, U+200B to U+200D, U+2060 to U+206F, U+FEFF,
                                             U+FFF9 to U+FFFB, tags (U+E0000 to U+E0FFF)
     lone surrogates                         U+D800 to U+DFFF, which no encoding has
 
-In text they become `\n`, `\x1b` or `\u202e`; a backslash stays one, so only JSON tells a line feed from `\n`. In JSON
-they become `\u000a`, `\u001b` or `\u202e`, which a parser reads as the same character.
+In text they become `\n`, `\x1b` or `\u202e`. Backslashes are not escaped, so only JSON distinguishes a line feed from a
+literal `\n`. In JSON they become `\u000a`, `\u001b` or `\u202e`, which a parser reads as the same character.
 """
 
 import io
@@ -28,14 +28,14 @@ _SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
 def escaped(text: str, keep: str = "") -> str:
-    """The text in one line without characters that a terminal obeys, but for those in `keep`."""
+    """The text on one line, with the characters that a terminal interprets escaped, except those in `keep`."""
     if text.isascii() and text.isprintable():  # Python calls selectors among the tags printable.
         return text
     return _OBEYED.sub(lambda found: found[0] if found[0] in keep else _escape(found[0]), text)
 
 
 def escaped_json(text: str) -> str:
-    """JSON without line breaks between its parts, as JSON of the same value."""
+    """JSON without line breaks between its parts, escaped; it stands for the same value."""
     if text.isascii() and "\x7f" not in text:  # An encoder escapes C0 itself.
         return text
     return _OBEYED.sub(lambda found: _escape_json(found[0]), text)
@@ -56,9 +56,9 @@ def _escape_json(character: str) -> str:
 
 
 class EscapingStream(io.TextIOBase):
-    """A text stream before another: it escapes all but line feeds and tabs. For tracebacks and argparse.
+    """A text stream that escapes all but line feeds and tabs and passes the rest on. For tracebacks and argparse.
 
-    It is a last resort: a line feed within a name has to be escaped before that, by whoever prints the line.
+    It is a last resort: a line feed within a name must be escaped earlier, by the code that prints the line.
     """
 
     def __init__(self, below: TextIO) -> None:

@@ -1,10 +1,10 @@
 """Values from JSON and msgpack, read strictly: a value that the log cannot hold exactly is refused, not changed.
 
 orjson is fast, but it turns an integer beyond 64 bits into a float: `_has_wide_digits` finds candidates at a tenth of
-the cost of parsing. And it keeps the last of two equal keys in a map: then the text has more colons than the value has
-keys. Where a string might have such digits or colons, `outside_strings` leaves the strings out: a pass or two over the
-bytes, whatever the caller sent. msgpack has values that JSON has not (ext types, floats that are not finite, any key),
-so its values are checked one by one, a level of nesting at a time.
+the cost of parsing. And of two equal keys in a map it keeps the last: then the text has more colons than the value has
+keys. Where a string might contain such digits or colons, `outside_strings` leaves the strings out, in one or two passes
+over the bytes for any input. msgpack has values that JSON lacks (ext types, floats that are not finite, keys of any
+type), so its values are checked one by one, level by level of nesting.
 """
 
 import re
@@ -84,7 +84,7 @@ def decode_json(body: bytes, depth_limit: int) -> Any:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise Malformed(f"the body is not JSON: {error}") from None
-    # Of an array of scalars nothing has to be looked at: orjson refuses floats that are not finite.
+    # An array of scalars needs no further check: orjson refuses floats that are not finite.
     if b":" in body or body.count(b"[") + body.count(b"{") > depth_limit:
         keys = refuse_unstorable([value], depth_limit + 1)
         if _repeats_a_key(body, keys):
@@ -126,7 +126,7 @@ def has_more_containers(packed: bytes, limit: int) -> bool:
 
 
 def _is_scalars(body: bytes, depth_limit: int) -> bool:
-    """Whether long msgpack is so many containers at most, and no float, that nothing in it has to be looked at."""
+    """Whether long msgpack has at most this many containers and no floats, so that it needs no further check."""
     if len(body) <= LONG_BYTES:
         return False
     heads = body.translate(None, _SCALAR_HEADS)  # And bytes of texts and numbers that look like them.
@@ -134,7 +134,7 @@ def _is_scalars(body: bytes, depth_limit: int) -> bool:
 
 
 class _Counting:
-    """Counts containers while they are made. Slower, so for suspicious bodies alone."""
+    """Counts containers as they are created. Slower, so it is used only for suspicious bodies."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -166,7 +166,7 @@ def _refuse_many_containers(text: bytes, limit: int = CONTAINERS_LIMIT) -> None:
 
 
 def outside_strings(text: bytes) -> bytes:
-    """What of the JSON text is in no string. The time is proportional to its length, also if it is no JSON at all."""
+    """The parts of a JSON text outside of strings. Takes time proportional to its length, even if it is not JSON."""
     return b"".join(text.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
 
 
@@ -175,7 +175,7 @@ def _too_many(count: int) -> LimitExceeded:
 
 
 def not_empty(values: list[Any], what: str) -> list[Any]:
-    """The values. Raises Malformed if there are none."""
+    """The values, unchanged. Raises Malformed if there are none."""
     if not values:
         raise Malformed(f"there is no {what} in the body; send at least one")
     return values

@@ -285,7 +285,7 @@ class Disk:
         self.log.append_frames(raw, _members_of)
         index = self.log.members_index
         if index is not None and index >= start:
-            with suppress(LogError):  # The frames are in the log all the same: whoever asks for the members is told.
+            with suppress(LogError):  # The frames are in the log; the next call of `members` raises the error.
                 self._members = index, self._members_in(raw, index)
 
     def _members_in(self, raw: bytes, index: int) -> Members:

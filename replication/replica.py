@@ -53,7 +53,7 @@ class ReplicaOptions:
     urls: dict[str, str]
     core: CoreOptions
     max_frame_bytes: int
-    secrets: tuple[bytes, ...] = ()  # The peer secrets; the first is spoken.
+    secrets: tuple[bytes, ...] = ()  # The peer secrets: this node proves the first and accepts all.
     insecure: bool = False  # Without a secret, believe members from any address.
     code: bytes = UNKNOWN_CODE  # The fingerprint of the machine's code, for the hello.
     check_invariants: bool = False  # After each step of the core: for tests.

@@ -24,7 +24,7 @@ from quire.log import (
 
 from .boundary import LOG_START, MAX_EPOCHS, Boundary, next_digest
 from .errors import (
-    MEND,
+    FIX_MACHINE,
     REPORT,
     RESTART,
     ApplyFailed,
@@ -308,7 +308,7 @@ class Applier:
                 raise  # As in `_apply_system`.
             except Exception as error:
                 text = f"a session's replies cannot be read back ({reason_of(error)})"
-                raise _failed(header, text, MEND) from error
+                raise _failed(header, text, FIX_MACHINE) from error
             positions = verdicts.positions()
         executing = len(commands) if positions is None else len(positions)
         executed: list[Any] = self._execute(header, commands, positions, 0, most) if executing else []
@@ -332,7 +332,7 @@ class Applier:
         """The frame's runs (empty if no record has a session) and its values. Raises ApplyFailed."""
         header, payload = frame
         if header.kind == Kind.BLOB and not self._takes_blobs:
-            raise _failed(header, f"it is a blob, and machine {self.machine.name!r} takes none", MEND)
+            raise _failed(header, f"it is a blob, and machine {self.machine.name!r} takes none", FIX_MACHINE)
         only_run = ((header.session, header.sequence, header.count),) if header.session else ()
         try:
             match header.kind:
@@ -380,11 +380,11 @@ class Applier:
             return list(results)
         gave = f"{len(results)} results" if isinstance(results, list | tuple) else type(results).__name__
         text = f"apply_batch at {defined_at(type(self.machine), 'apply_batch')} gave {gave} for {_shown(commands)}"
-        raise _failed(header, text, MEND, position=0 if positions is None else positions[0])
+        raise _failed(header, text, FIX_MACHINE, position=0 if positions is None else positions[0])
 
     def _machine_failed(self, header: FrameHeader, what: str, error: BaseException, position: int) -> ApplyFailed:
         """What the machine raised, and where in its code."""
-        do = RESTART if isinstance(error, MemoryError) else MEND
+        do = RESTART if isinstance(error, MemoryError) else FIX_MACHINE
         return _failed(header, f"{what} at {raised_at(error, type(self.machine))}", do, position=position)
 
     def _packed(
@@ -403,7 +403,7 @@ class Applier:
             position = _first_unpackable(kept, refused)
             text = f"the result of {short_command(commands[position])} is no msgpack value ({reason_of(error)})"
             text = f"{text}; apply is at {defined_at(type(self.machine), 'apply')}"
-            raise _failed(header, text, MEND, position=position) from error
+            raise _failed(header, text, FIX_MACHINE, position=position) from error
 
     def _apply_one_by_one(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
         """`apply_batch` for a machine that has none."""

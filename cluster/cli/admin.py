@@ -21,7 +21,7 @@ code_app = typer.Typer(name="admin", help="Accept changed code of the machine.",
 session_app = typer.Typer(name="session", help="Open, show and close sessions.", no_args_is_help=True)
 
 DISK_CHARACTERS = 8
-"""Of a disk's id in the table: enough to tell a node's old disk from its new one."""
+"""How much of a disk's id the table shows: enough to tell a node's old disk from its new one."""
 
 OneNode = Annotated[str | None, typer.Option("--node", metavar="ID", help="Only this node. Default: every member.")]
 SessionId = Annotated[
@@ -29,12 +29,12 @@ SessionId = Annotated[
 ]
 
 CODE_CHARACTERS = 12
-"""Of a fingerprint in the table, as in the alarms."""
+"""How much of a fingerprint the table shows, as the alarms do."""
 
 CLOSED_AT_ONCE = 1_000
-Prefix = Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Only sessions whose names begin so.")]
+Prefix = Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Only sessions whose names start with this.")]
 IdleS = Annotated[
-    float, typer.Option("--idle", metavar="SECONDS", min=0.0, help="Only sessions that were not used for so long.")
+    float, typer.Option("--idle", metavar="SECONDS", min=0.0, help="Only sessions that have been idle for this long.")
 ]
 
 # What to ask of one node; the answer is a row of a table.
@@ -85,7 +85,7 @@ def expire(
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Delete expired log segments on every node now. Nodes do so every second by themselves."""
+    """Delete expired log segments on every node now. Nodes also do this by themselves every second."""
 
     async def expire_one(client: Client, address: str) -> dict[str, Any]:
         row = await client.expire(address, dry_run=dry_run)
@@ -100,17 +100,17 @@ def expire(
 
 @code_app.callback()
 def code_command() -> None:
-    """Keep `accept-code` a command of its own: typer makes a single command the group itself."""
+    """Keep `accept-code` a subcommand: typer would merge a group that has only one command into the group itself."""
 
 
 @code_app.command("accept-code")
 def accept_code(
     node: OneNode = None, server: Server = "", as_json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S
 ) -> None:
-    """Accept the machine's code that the members run now, on every node. Only if it gives the same results.
+    """Accept, on every node, the machine's code that the members now run. Do this only if its results are the same.
 
-    Ends the alarms that the code was changed and that members run different code. Prints the fingerprints. Repeat it
-    for a node that did not answer.
+    Clears the alarms about changed code and about members that run different code. Prints the fingerprints. Repeat it
+    for nodes that did not answer.
     """
 
     async def accept(client: Client, address: str) -> dict[str, Any]:
@@ -264,7 +264,7 @@ def list_sessions(
 def close_session(
     session: Annotated[
         int | None,
-        typer.Argument(metavar="ID", min=1, help="Its id. Or: --name, --prefix, --idle."),
+        typer.Argument(metavar="ID", min=1, help="The session's id. Or use --name, --prefix, --idle."),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="The session that is open under this name.")] = None,
     prefix: Prefix = "",
@@ -273,7 +273,7 @@ def close_session(
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Close a session, or all whose names begin so and that are idle. Their holders' next commands fail."""
+    """Close one session, or all idle ones with a name prefix. Their holders' next commands fail."""
     many = bool(prefix or idle_s)
     if (session is not None) + (name is not None) + many != 1:
         fail_usage("give a session's id, or --name NAME, or --prefix TEXT and --idle SECONDS")
@@ -297,9 +297,9 @@ def close_session(
 
 
 async def _idle_sessions(client: Client, prefix: str, idle_s: float) -> list[dict[str, Any]]:
-    """The sessions whose names begin so and that were not used for so long, by this machine's clock.
+    """The sessions whose names start with `prefix` and that have been idle for `idle_s` by this machine's clock.
 
-    One whose last use is not known does not count as idle.
+    A session whose last use is unknown does not count as idle.
     """
     used_before = (time.time() - idle_s) * 1_000_000
     rows = [row async for row in client.sessions(prefix)]

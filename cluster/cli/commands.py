@@ -1,4 +1,4 @@
-"""The commands of `quire`, but for `serve`'s own flags: plain text for people, `--json` for programs."""
+"""The commands of `quire`, except the flags of `serve`. They print plain text for people, and JSON with `--json`."""
 
 import re
 import sys
@@ -101,7 +101,9 @@ def load(
     ] = None,
     close_session: Annotated[
         bool,
-        typer.Option("--close-session", help="Close the session at the end. Run again, the load begins anew then."),
+        typer.Option(
+            "--close-session", help="Close the session at the end. Another run then starts from the first line."
+        ),
     ] = False,
     acknowledged: Annotated[
         Path | None,
@@ -138,13 +140,13 @@ def read(
         bool, typer.Option("--export", help="Print the commands that executed, without retries, for `quire load`.")
     ] = False,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Write one record that is bytes or a string as it is, with no line end.")
+        bool, typer.Option("--raw", help="Write a record that is bytes or a string unchanged, without a line end.")
     ] = False,
     server: Server = "",
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Print one record, or a range with indices; a record that its session answered, such as a retry, is marked."""
+    """Print one record, or a range with indices. Records that did not execute, such as retries, are marked."""
     if index is not None and (export or from_index is not None or to_index is not None):
         fail_usage("give either an index or a range, not both; --export takes a range")
     if raw and (index is None or as_json):
@@ -168,7 +170,7 @@ def read(
 
 
 def write_raw(index: int, value: Any) -> None:
-    """Write a value to stdout, the bytes as they are. If it has none, print why and exit."""
+    """Write a value to stdout, bytes unchanged. If it is neither bytes nor a string, print why and exit."""
     if not isinstance(value, bytes | str):
         complain(f"the record at index {index} is neither bytes nor a string; read it without --raw")
         raise typer.Exit(Exit.FAILED)
@@ -185,7 +187,9 @@ def cells_of(record: Record) -> list[str]:
 def state(
     consistency: Annotated[
         Consistency,
-        typer.Option("--consistency", help="How fresh the state must be. local: the first server's, however old."),
+        typer.Option(
+            "--consistency", help="How fresh the state must be. local: that of the first server, which may be stale."
+        ),
     ] = "linearizable",
     server: Server = "",
     as_json: Json = False,

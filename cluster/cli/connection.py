@@ -1,4 +1,4 @@
-"""What the commands that talk to a cluster share: options, a call on an open client, exit codes for its errors."""
+"""Shared by the commands that talk to a cluster: options, a call on an open client, exit codes for its errors."""
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ def ask(
 
 
 def run_until_stopped(main: Callable[[], Coroutine[Any, Any, None]]) -> Exit:
-    """Run a command that ends with Ctrl-C or a closed pipe; return the exit code."""
+    """Run a command until Ctrl-C or until its pipe is closed; return the exit code."""
     try:
         asyncio.run(main())
     except KeyboardInterrupt:
@@ -60,10 +60,10 @@ def run_until_stopped(main: Callable[[], Coroutine[Any, Any, None]]) -> Exit:
 
 
 def servers_of(server: str) -> str:
-    """The servers named by --server. If there is none, or one is not HOST:PORT, print why and exit."""
+    """The servers given with --server. If there is none, or one is not HOST:PORT, print why and exit."""
     named = [each.strip() for each in server.split(",") if each.strip()]
     if not named:
-        fail_usage("no server is named; give --server HOST:PORT or set QUIRE_SERVER")
+        fail_usage("no server given; use --server HOST:PORT or set QUIRE_SERVER")
     try:
         for each in named:
             host_and_port(each)

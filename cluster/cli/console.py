@@ -1,4 +1,4 @@
-"""Tables and bars: a console of rich that obeys nothing in what others named, and lets no terminal do so."""
+"""Tables and progress bars. Text from others is printed without markup and with its control characters escaped."""
 
 import sys
 from typing import Any
@@ -10,9 +10,9 @@ from ..terminal import EscapingStream, escaped
 
 
 class EscapingConsole(Console):
-    """Shows plain strings as they are, without markup and emoji codes, and escapes what a terminal obeys.
+    """Prints plain strings without interpreting markup or emoji codes, and escapes control characters.
 
-    A line feed begins another line in a cell of a table: names are escaped before they get here.
+    A line feed starts a new line in a table cell, so names are escaped before they get here.
     """
 
     def __init__(self, *, stderr: bool = False, **options: Any) -> None:

@@ -5,10 +5,10 @@
     ...
     {"quire": "end", "records": ...}
 
-A row is a record that executed: retries, and records that their session refused, are left out, and so are the records
-of the system. Its value is in the forms of `quire.log.json_text`, which are read behind such a first line and nowhere
-else. A blob, which has `kind`, and a record with `headers` have these in their rows, too; no command can carry them.
-The last line is missing if the export broke off.
+A row is a record that executed. Retries, records that their session refused, and system records are left out. The value
+is in the forms of `quire.log.json_text`, which are only read in a file that starts with such a first line. The rows of
+blobs and of records with headers also have `kind` or `headers`; no command can carry them. If the export broke off, the
+last line is missing.
 """
 
 import asyncio
@@ -36,21 +36,21 @@ from .output import Exit, complain
 VERSION = 1
 FIELDS = ("index", "session", "sequence", "timestamp", "value")
 ROW_DEPTH = 3 * DEPTH_LIMIT + 2
-"""The containers that may be nested in a row: a map may become a map, a list of pairs, and a pair."""
+"""How deep containers may be nested in a row: one map may become three levels, a map, a list of pairs, and a pair."""
 END_BYTES = 64
-"""More than the last line has."""
+"""Longer than the last line."""
 
 
 class ExportFailed(ClientError):
-    """The export was not written to its end."""
+    """The export could not be completed."""
 
 
 class ExportInvalid(ClientError):
-    """A file that begins as an export does is none, or not the whole of it. Nothing was sent from that place on."""
+    """A file that starts like an export is not a complete, valid one. Nothing from that line on was sent."""
 
 
 def export_range(servers: str, from_index: int | None, to_index: int | None, timeout_s: float) -> Exit:
-    """Write an export to stdout; return the exit code, which is DONE only if all of it is written."""
+    """Write an export to stdout; return the exit code, which is DONE only if the export is complete."""
 
     async def run() -> Assumed | None:
         async with connect(servers, timeout_s=timeout_s) as client:
@@ -61,12 +61,12 @@ def export_range(servers: str, from_index: int | None, to_index: int | None, tim
     except ClientError as error:
         return exit_of(error)
     except KeyboardInterrupt:
-        complain("interrupted; the export is not whole")
+        complain("interrupted; the export is incomplete")
         return Exit.INTERRUPTED
     except OSError as error:
         # What is buffered cannot be written either. Without this, Python complains when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        complain(f"the export cannot be written: {(error.strerror or str(error)).lower()}; it is not whole")
+        complain(f"the export cannot be written: {(error.strerror or str(error)).lower()}; it is incomplete")
         return Exit.FAILED
     if assumed is not None:
         complain(warning_of(assumed))
@@ -74,9 +74,9 @@ def export_range(servers: str, from_index: int | None, to_index: int | None, tim
 
 
 async def write_export(client: Client, from_index: int | None, to_index: int | None, out: IO[bytes]) -> Assumed | None:
-    """Write the commands [from_index, to_index), by default all that the log has and that were acknowledged by now.
+    """Write the commands [from_index, to_index), by default all in the log that are acknowledged by now.
 
-    Return `Executed.assumed`: of which records the log does not show whether they executed. They are written.
+    Return `Executed.assumed`: the records of which the log does not show whether they executed. They are written.
 
     Raises:
         ExportFailed: a record has no exact form, or the range is not in the log.
@@ -138,11 +138,11 @@ def _line(document: dict[str, Any]) -> bytes:
 
 
 def warning_of(assumed: Assumed) -> str:
-    """What to say of `Executed.assumed`."""
+    """The sentence about `Executed.assumed`."""
     return (
-        f"the beginning of the log has expired, and the servers that answered do not know of {assumed.count} commands "
-        f"under sessions, from index {assumed.first_index} to {assumed.last_index}, whether they executed; "
-        "each was taken as new, although some may be retries"
+        f"the beginning of the log has expired, so it is unknown whether {assumed.count} commands of sessions, from "
+        f"index {assumed.first_index} to {assumed.last_index}, executed; "
+        "all of them were exported, although some may be retries"
     )
 
 
@@ -158,10 +158,10 @@ def is_export(line: bytes) -> bool:
 
 
 def rows_of(lines: Iterator[bytes]) -> Iterator[bytes]:
-    """The rows of an export, whose first line was taken.
+    """The rows of an export, after its first line.
 
     Raises:
-        ExportInvalid: at the end, if it is not the end of an export with so many rows.
+        ExportInvalid: at the end, if the last line is missing or counts a different number of rows.
     """
     count = 0
     for line in lines:
@@ -172,13 +172,13 @@ def rows_of(lines: Iterator[bytes]) -> Iterator[bytes]:
         if records != count:
             raise ExportInvalid(f"the export's last line counts {records} rows, and there are {count}; export it again")
         if next(lines, b""):
-            raise ExportInvalid(f"line {count + 3} of the file follows the end of the export; nothing may")
+            raise ExportInvalid(f"line {count + 3} of the file comes after the end of the export; remove it")
         return
     raise ExportInvalid(f"the export broke off after {count} rows: its last line is missing; export it again")
 
 
 def refuse_broken(file: IO[bytes]) -> None:
-    """Raise ExportInvalid, before anything of it is sent, if the last line of an export in a file is missing."""
+    """Raise ExportInvalid if the last line of an export is missing, before anything is sent."""
     place = file.tell()
     size = file.seek(0, 2)
     file.seek(max(0, size - END_BYTES))
@@ -196,10 +196,10 @@ def commands_of_rows(body: bytes) -> list[Any]:
 
 def _command_of(row: Any) -> Any:
     if not isinstance(row, dict) or not row.keys() >= set(FIELDS):
-        raise Malformed(f"is no row of an export, which has {', '.join(FIELDS)}")
+        raise Malformed(f"is not a row of an export, which has {', '.join(FIELDS)}")
     if more := sorted(row.keys() - set(FIELDS)):
         raise Malformed(
-            f"has {more[0]!r:.20}, which a command cannot carry: the record at index {row['index']} is more"
+            f"has {more[0]!r:.20}, which no command can carry; record {row['index']} is not a plain command"
         )
     try:
         value = from_json(row["value"])
@@ -210,14 +210,14 @@ def _command_of(row: Any) -> Any:
 
 
 def _end_of(line: bytes) -> int | None:
-    """How many rows the last line counts; None if this is not it."""
+    """The number of rows in the last line; None if this is not the last line."""
     document = _document_of(line) if line.startswith(b'{"quire"') else {}
     records = document.get("records") if document.get("quire") == "end" else None
     return records if type(records) is int else None
 
 
 def _document_of(line: bytes) -> dict[str, Any]:
-    """The map in a line, empty if there is none."""
+    """The JSON object in a line, empty if it holds none."""
     try:
         document = orjson.loads(line)
     except orjson.JSONDecodeError:

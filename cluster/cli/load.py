@@ -1,9 +1,9 @@
 """`quire load`: applies a file of commands in order, each exactly once, in batches over one pipelined stream.
 
-The lines of a batch are parsed at once; only if that fails is each line parsed alone, to name the invalid one. A batch
-is one frame, applied as a whole or not at all. Nothing is sent after a batch that was refused or not answered.
+The lines of a batch are parsed together; if that fails, each line is parsed alone to find the invalid one. A batch is
+one frame, applied as a whole or not at all. Nothing is sent after a batch that was refused or got no answer.
 
-If the first line is that of an export (export.py), the lines after it are its rows, and only their values are applied.
+If the first line is the header of an export (export.py), the other lines are its rows; only their values are applied.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class WrongFile(ClientError):
 
 
 class Source(NamedTuple):
-    """The lines of a file that hold commands: the number of the first, and how they are decoded (raising Malformed)."""
+    """Where a file's commands start: the number of that line, and the function that decodes it (raising Malformed)."""
 
     lines: Iterator[bytes]
     first_line: int
@@ -76,8 +76,8 @@ class Source(NamedTuple):
 class Loaded:
     """The progress of a load.
 
-    An earlier load covered `skipped` lines; this one `submitted` lines, of which `commands` are acknowledged. The
-    first of all is `first_line`.
+    An earlier load covered `skipped` lines, this one `submitted` lines, of which `commands` are acknowledged. The
+    file's first command is on line `first_line`.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class Loaded:
         self.refused = 0
         self.answer: Any = None
         self.applied_index: int | None = None
-        """After the last acknowledged command; None if that is not known, since its answer was a repeated one."""
+        """The index after the last acknowledged command; None if unknown, because its answer was a repeated one."""
         self.started = time.perf_counter()
 
     @property
@@ -118,7 +118,7 @@ class Loaded:
 
 
 def source_of(file: IO[bytes]) -> Source:
-    """The commands of a file. Raises ExportInvalid if it is an export that cannot be read to its end."""
+    """The commands of a file. Raises ExportInvalid if it is an export that is incomplete."""
     first = file.readline()
     if not is_export(first):
         return Source(chain([first] if first else [], file), 1, decode_ndjson)

@@ -1,6 +1,6 @@
 """`quire log`: inspects the files of a log, and repairs a standalone one, while no process uses them.
 
-A cluster node's log is never repaired: removing acknowledged frames would make the node deny that it has had them.
+A cluster node's log is never repaired: the node acknowledged those frames, and would then deny having them.
 """
 
 from collections.abc import Generator
@@ -130,7 +130,7 @@ def repair_log(data_dir: DataDir, keep: Keep = None, as_json: Json = False) -> N
     with _closed_log(data_dir) as directory:
         verdict = _verdict(directory, as_json=as_json)
         if not verdict.is_rotten:
-            say(to_json({"repaired": False, "faults": []}) if as_json else "nothing is corrupt, nothing was done")
+            say(to_json({"repaired": False, "faults": []}) if as_json else "nothing is corrupt; nothing was done")
             return
         if _belongs_to_cluster(directory):
             for fault in verdict.faults:
@@ -145,7 +145,7 @@ def repair_log(data_dir: DataDir, keep: Keep = None, as_json: Json = False) -> N
 
 
 def _chosen_plan(verdict: Verdict, keep: Literal["before", "after"] | None) -> Plan:
-    """The plan that keeps that side, or the only possible plan if none was named. Otherwise print why not, and exit."""
+    """The plan that keeps this side, or the only possible plan if no side was given. Otherwise print why and exit."""
     plans: dict[str, Plan] = {}
     for side in ("before", "after"):
         try:
@@ -161,7 +161,7 @@ def _chosen_plan(verdict: Verdict, keep: Literal["before", "after"] | None) -> P
     for side, plan in plans.items():
         complain(f"--keep {side}: records [{plan.kept_from}, {plan.kept_to}) stay, the others move to quarantine/")
     complain(
-        "a log cannot have a gap: choose which part to keep" if plans else "no whole segment is left; nothing was done"
+        "a log cannot have a gap; choose which part to keep" if plans else "no whole segment is left; nothing was done"
     )
     raise typer.Exit(Exit.USAGE if plans else Exit.FAILED)
 

@@ -1,9 +1,9 @@
-"""What a command leaves behind: its exit code, sentences on stderr, and values as text on stdout.
+"""The output of commands: exit codes, sentences on stderr, values as text on stdout.
 
 0    done
 1    refused, not found, or failed
 2    the command line, the environment or the configuration is invalid
-3    the cluster is not available; nothing was written
+3    the cluster is unavailable; nothing was written
 4    the outcome is unknown
 130  interrupted by Ctrl-C; except `tail` and `status --watch`, which run until Ctrl-C and exit with 0
 """
@@ -34,15 +34,15 @@ def say(*cells: str) -> None:
 
 
 def complain(sentence: str) -> None:
-    """Write one sentence to stderr, in one line."""
+    """Write one sentence to stderr, on one line."""
     print(f"quire: {escaped(sentence)}", file=sys.stderr, flush=True)
 
 
 def printable(value: Any) -> str:
-    """A value for people, in one line: strings without quotes, everything else as JSON."""
+    """A value for people, on one line: strings without quotes, everything else as JSON."""
     return escaped(value) if isinstance(value, str) else to_json(value)
 
 
 def to_json(value: Any) -> str:
-    """A value as one line of JSON, in the forms of `quire.log.json_text`, with nothing in it that a terminal obeys."""
+    """A value as one line of JSON, in the forms of `quire.log.json_text`, without control characters."""
     return escaped_json(encode(value).decode())

@@ -51,7 +51,7 @@ def shown_progress(name: str, total_bytes: int | None, *, hidden: bool) -> Gener
 
 @contextmanager
 def shown_bytes(name: str, total_bytes: int, *, hidden: bool) -> Generator[Callable[[int], None], None, None]:
-    """A bar of bytes while the block runs; call the result with the number of bytes that are done."""
+    """A bar of bytes while the block runs; call the result with the number of bytes done."""
     console = EscapingConsole(stderr=True)
     if hidden or not console.is_terminal:
         yield lambda _: None

@@ -23,7 +23,7 @@ Rows = dict[str, "NodeRow"]
 
 
 class NodeRow(NamedTuple):
-    """A node's status, its local state if that was asked for, or why it did not answer."""
+    """A node's status and, if requested, its local state; or why it did not answer."""
 
     address: str
     status: dict[str, Any] | None
@@ -32,7 +32,7 @@ class NodeRow(NamedTuple):
 
 
 async def ask_nodes(client: Client, addresses: dict[str, str], *, states: bool) -> Rows:
-    """A row for each node, by id; with its state if that is asked for. The nodes are asked concurrently."""
+    """A row for each node, by id, with its state if requested. The nodes are asked concurrently."""
 
     async def ask(address: str) -> NodeRow:
         if not states:
@@ -40,7 +40,7 @@ async def ask_nodes(client: Client, addresses: dict[str, str], *, states: bool) 
                 return NodeRow(address, await client.status(address))
             except ClientError as error:
                 return NodeRow(address, None, failure=str(error))
-        # The status last, so that its durable_index covers what the state has applied.
+        # The status comes last, so that its durable_index covers what the state has applied.
         state, failure = None, ""
         try:
             state = await client.state("local", server=address)
@@ -84,7 +84,7 @@ def node_table(rows: Rows) -> Table:
 
 
 def _answer(row: NodeRow) -> str:
-    """What the machine answered, or why it did not, unless that is among the problems."""
+    """The machine's answer, or why there is none, unless that is among the problems."""
     if row.failure:
         is_said = any(reason in row.failure for reason in (row.status or {}).get("reasons", ()))
         return "none, see problems" if is_said else escaped(row.failure)
@@ -92,7 +92,7 @@ def _answer(row: NodeRow) -> str:
 
 
 def _problems(row: NodeRow) -> str:
-    """Why a node is not ready, and its alarms: each once, in a line, with what to do."""
+    """Why a node is not ready, and its alarms: each once, on a line of its own, with what to do."""
     status = row.status or {}
     return "\n".join(map(escaped, dict.fromkeys([*status.get("reasons", ()), *status.get("alarms", ())])))
 
@@ -108,7 +108,7 @@ def _differing(rows: Rows) -> dict[str, str]:
 
 
 def show_status(servers: str, *, as_json: bool, timeout_s: float, states: bool) -> Exit:
-    """Print the status of all nodes that the servers know of; return the exit code."""
+    """Print the status of all nodes that the servers know; return the exit code."""
     try:
         rows = asyncio.run(all_nodes(servers, timeout_s, states=states))
     except Unavailable as error:
@@ -124,7 +124,7 @@ def show_status(servers: str, *, as_json: bool, timeout_s: float, states: bool) 
 
 
 async def watch_status(servers: str, interval_s: float, *, as_json: bool, timeout_s: float, states: bool) -> None:
-    """Print the status of all nodes at every interval: in place on a terminal, one after the other elsewhere."""
+    """Print the status of all nodes at every interval; on a terminal, each replaces the previous one."""
     console = EscapingConsole()
     in_place = console.is_terminal and not as_json
     with Live(console=console, auto_refresh=False) if in_place else nullcontext() as live:

@@ -1,6 +1,6 @@
-"""The waits between the attempts of a call. Each failed attempt is a line at level DEBUG of the logger `quire.client`.
+"""The waits between the attempts of a call. Each failed attempt is logged at level DEBUG by the logger `quire.client`.
 
-The waits double from BACKOFF_FIRST_S to BACKOFF_LONGEST_S, unless a server asks for another.
+The waits double from BACKOFF_FIRST_S to BACKOFF_LONGEST_S, unless a server asks for a certain wait.
 """
 
 import asyncio
@@ -43,10 +43,10 @@ class Backoff:
         await asyncio.sleep(wait_s)
 
     def next_s(self, retry_after_s: float | None) -> float:
-        """How long to wait after one more failure, whose server asked for `retry_after_s`, if for anything.
+        """How long to wait after another failure. `retry_after_s` is what the server asked for, if it did.
 
-        What a server asks for grows by up to half: it names the same time to all whom it refuses together, and without
-        that they would return together.
+        That time is extended at random by up to half: a server gives the same time to all clients that it refuses at
+        once, and without this they would all return at once.
         """
         self._failures += 1
         if retry_after_s:

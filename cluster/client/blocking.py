@@ -1,4 +1,4 @@
-"""The blocking client, for programs without an event loop: the calls of `Client`, each returning when it is done."""
+"""The blocking client, for programs without an event loop: the calls of `Client`, each of which blocks until done."""
 
 import asyncio
 import os
@@ -22,9 +22,9 @@ Result = TypeVar("Result")
 
 
 class BlockingClient:
-    """`Client` for programs without an event loop. Each call blocks, and returns and raises what `Client`'s does.
+    """`Client` for programs without an event loop. Each call blocks; it returns and raises what `Client`'s does.
 
-    A thread of its own runs an event loop for the client. Any thread may call; calls of several threads run
+    The client runs its event loop in a thread of its own. Any thread may call it; calls from several threads run
     concurrently.
     """
 
@@ -69,7 +69,7 @@ class BlockingClient:
             closed(self)
 
     def forked(self) -> None:
-        """In a child: close what was copied of the loop. Its thread is the parent's alone."""
+        """In a forked child: close the copied descriptors of the loop. Its thread exists only in the parent."""
         loop, selector = self._loop, self._selector
         self._loop = self._thread = self._selector = None
         if loop is None or selector is None:
@@ -168,11 +168,11 @@ class BlockingClient:
         return self._run(self._client.promote(node_id))
 
     def take_snapshot(self, server: str) -> dict[str, Any]:
-        """Have a node snapshot everything it has applied: {"node_id", "index", "bytes", "sha256"}."""
+        """Have a node take a snapshot of everything it has applied: {"node_id", "index", "bytes", "sha256"}."""
         return self._run(self._client.take_snapshot(server))
 
     def accept_code(self, server: str) -> dict[str, Any]:
-        """Have a node accept its machine's code and that of the members: {"node_id", "code", "accepted_code"}."""
+        """Have a node accept the code of its machine and of the members': {"node_id", "code", "accepted_code"}."""
         return self._run(self._client.accept_code(server))
 
     def expire(self, server: str, *, dry_run: bool = False) -> dict[str, Any]:
@@ -188,7 +188,7 @@ class BlockingClient:
         return self._run(self._client.close_session(session))
 
     def sessions(self, prefix: str = "") -> list[dict[str, Any]]:
-        """The open sessions whose names begin so, by id; see `Client.sessions`."""
+        """The open sessions whose names start with `prefix`, by id; see `Client.sessions`."""
 
         async def listed() -> list[dict[str, Any]]:
             return [row async for row in self._client.sessions(prefix)]
@@ -196,7 +196,7 @@ class BlockingClient:
         return self._run(listed())
 
     def close_sessions(self, sessions: Sequence[int]) -> list[int]:
-        """Close those of the sessions, 1,000 at most, that are open; return their ids."""
+        """Close these sessions, at most 1,000; return the ids of those that were open."""
         return self._run(self._client.close_sessions(sessions))
 
     def ready(self, server: str) -> bool:
@@ -238,7 +238,7 @@ class _Mirror(Future[Result]):
     def __init__(self) -> None:
         super().__init__()
         self.opened_in: int | None = os.getpid()
-        """None once it is resolved. It is asked without the lock, which another thread may have held at the fork."""
+        """None once resolved. Reads without the lock, because another thread may have held it at the fork."""
 
     def result(self, timeout: float | None = None) -> Result:
         refuse_fork(self.opened_in)
@@ -260,7 +260,7 @@ async def _cancel_calls() -> None:
 async def _thread_future(
     submit: Callable[[Given], Coroutine[Any, Any, asyncio.Future[Result]]], given: Given
 ) -> Future[Result]:
-    """A future that other threads may wait for, with the result of the loop's own. Cancelling it cancels no command."""
+    """A future for other threads, with the result of the loop's future. Cancelling it does not cancel the command."""
     answer, mirror = await submit(given), _Mirror[Result]()
 
     def copy_result(answer: asyncio.Future[Result]) -> None:

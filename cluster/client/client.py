@@ -28,8 +28,8 @@ Consistency = Literal["linearizable", "leader", "local"]
 """How fresh a read is.
 
 - linearizable: it sees every command that was acknowledged before the read began
-- leader: as of the node that believes it leads; stale for at most an election timeout
-- local: as of the node that is asked, however old
+- leader: the state of the node that believes it leads; stale by at most an election timeout
+- local: the state of the node that is asked, however stale
 """
 
 
@@ -46,9 +46,9 @@ class Client:
     """A connection to a cluster, for one event loop. Calls may run concurrently.
 
     Commands (`apply`, `submit` and their batches) go over one pipelined stream, in the order of the calls, numbered in
-    a session. Each executes exactly once: after a lost connection or a change of leader, the client resends what was
-    not answered until it is. A command fails with OutcomeUnknown only if `timeout_s` passes first, if its session is
-    gone by then, or if a server refuses the message that was resent, as a node with other code or limits may.
+    a session. Each executes exactly once: after a lost connection or a change of leader, the client resends unanswered
+    commands until they are answered. A command fails with OutcomeUnknown only if `timeout_s` passes first, if its
+    session is gone by then, or if a server refuses the resent message, as a node with other code or limits may.
 
     Appended records are not numbered in a session. An append fails with OutcomeUnknown as soon as its connection breaks
     before the answer.
@@ -56,7 +56,7 @@ class Client:
     Every call returns or raises within `timeout_s`.
 
     It belongs to the process that opened it. In a forked child its calls raise ForkedClient, and leaving the block does
-    nothing; the parent's use of it is not disturbed.
+    nothing; the parent can continue to use it.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Client:
     ) -> None:
         """Wait for outstanding answers, unless the block raised; then close the stream and an unnamed session.
 
-        In a forked child it does nothing: all that is the parent's.
+        In a forked child it does nothing: they belong to the parent.
         """
         closed(self)
         transport, self._transport = self._transport, None
@@ -122,8 +122,8 @@ class Client:
 
         For callers that recorded what they sent under a named session, and under which sequences. Commands that were
         already executed get the reply they got then (ReplyGone if the session no longer keeps it); the others execute.
-        Call it before the first command. Unless the sequence is the next one anyway, `halt_on_failure` holds from here
-        on: what followed a failed command would get another sequence than it had, and might execute again.
+        Call it before the first command. Unless the sequence is the next one anyway, this turns on `halt_on_failure`:
+        commands after a failed one would get different sequences than they had, and might execute again.
 
         Raises:
             ValueError: the sequence would leave a gap, or commands were already submitted.
@@ -135,7 +135,7 @@ class Client:
         """Submit one command; return a future that resolves to its result, or fails with what `apply` raises.
 
         Waits only for space in the session's window, not for the answer. Commands submitted while others are in flight
-        leave together, as one message. Cancelling the future drops the answer; the command is executed all the same.
+        are sent together, as one message. Cancelling the future drops the answer; the command still executes.
 
         Raises:
             Unavailable: the window had no space within `timeout_s`.
@@ -164,9 +164,9 @@ class Client:
         """Apply one command; return its result. It is then on a majority's disks, and applied on the leader.
 
         Raises:
-            CommandRefused: by the machine's `check` (nothing was written, `index` is None) or `apply` (`index` is the
-                command's, in the log).
-            OutcomeUnknown: it was sent, and no answer came within `timeout_s`, or it was sent again and then refused.
+            CommandRefused: by the machine's `check` (nothing was written, `index` is None) or `apply` (`index` is that
+                of the command in the log).
+            OutcomeUnknown: it was sent, and no answer came within `timeout_s`, or it was resent and then refused.
             ReplyGone: an earlier copy was executed, and its reply is gone.
             Unavailable, BadRequest, other SessionErrors, ServerFault, Halted: it was not executed.
         """
@@ -175,7 +175,8 @@ class Client:
     async def apply_batch(self, commands: Sequence[Any]) -> BatchReply:
         """Apply commands in order, as one frame: all of them or none. Their results are in the reply.
 
-        Raises as `apply`, but CommandRefused only if `check` refused a command. The reply lists what `apply` refused.
+        Raises as `apply`, but CommandRefused only if `check` refused a command. Commands that `apply` refused are
+        listed in the reply.
         """
         return await (await self.submit_batch(commands))
 
@@ -203,7 +204,7 @@ class Client:
         """The value of the record at an index.
 
         Raises:
-            NotFound: the log has no such record, not yet or no longer.
+            NotFound: the log does not have the record yet, or no longer has it.
             Unavailable: no server answered within `timeout_s`.
         """
         reply = await self._call("GET", f"/records/{index}")
@@ -226,7 +227,7 @@ class Client:
     async def tail(self, from_index: int | None = None) -> AsyncGenerator[Record, None]:
         """Every record from an index on, each once and in order, without end. None starts after the last visible one.
 
-        It survives lost connections and servers, as long as one of them answers within `timeout_s`.
+        It survives lost connections and servers as long as one server answers within `timeout_s`.
 
         Raises:
             Unavailable: no server answered within `timeout_s`.
@@ -238,7 +239,7 @@ class Client:
                     yield record
 
     async def bounds(self) -> Bounds:
-        """The indices of the log, [lowest_index, highest_index), linearizable: they include all that was acknowledged.
+        """The indices of the log, [lowest_index, highest_index), linearizable: they include every acknowledged record.
 
         Raises:
             Unavailable: no majority confirmed it within `timeout_s`.
@@ -246,15 +247,15 @@ class Client:
         return Bounds(**document_of(await self._get("/index_bounds?consistency=linearizable")))
 
     def range_pages(self, from_index: int | None, to_index: int | None) -> Pages:
-        """`read_range` in pages, as the servers send them: cheaper per record."""
+        """`read_range`, in pages as the servers send them: cheaper per record."""
         return range_pages(self._get, from_index, to_index)
 
     def tail_pages(self, from_index: int | None) -> Pages:
-        """`tail` in pages, as the servers send them: cheaper per record."""
+        """`tail`, in pages as the servers send them: cheaper per record."""
         return tail_pages(self._get, from_index, self._timeout_s)
 
     def history_pages(self, from_index: int, to_index: int) -> Pages:
-        """The records [from_index, to_index), those of the system among them, in pages. Raises as `tail`."""
+        """The records [from_index, to_index), including system records, in pages. Raises as `tail`."""
         return history_pages(self._get, from_index, to_index, self._timeout_s)
 
     async def query(
@@ -305,7 +306,7 @@ class Client:
         Raises:
             BadRequest: there is no such voter.
             Unavailable: leadership did not move within `timeout_s`.
-            OutcomeUnknown: nor is it known to have stayed, as an attempt was not answered.
+            OutcomeUnknown: an attempt was not answered, so leadership may have moved.
         """
         reply = await self._change("/admin/transfer", _pack({"target": target}))
         return str(document_of(reply)["leader"])
@@ -326,15 +327,16 @@ class Client:
         Raises:
             NotFound: there is no such node.
             Unavailable: the node is not a voter within `timeout_s`; nothing was changed.
-            OutcomeUnknown: it is not known to be one within `timeout_s`; ask again.
+            OutcomeUnknown: the node may or may not have become a voter within `timeout_s`; call this again.
         """
         return list(document_of(await self._change("/admin/members", _pack({"promote": node_id})))["changes"])
 
     async def take_snapshot(self, server: str) -> dict[str, Any]:
-        """Have a node snapshot everything it has applied: {"node_id", "index", "bytes", "sha256"}.
+        """Have a node take a snapshot of everything it has applied: {"node_id", "index", "bytes", "sha256"}.
 
         Raises:
-            Unavailable, OutcomeUnknown: the snapshot was not complete within `timeout_s`, or is not known to be.
+            Unavailable: the snapshot was not complete within `timeout_s`.
+            OutcomeUnknown: an attempt was not answered, so the snapshot may be complete.
         """
         return document_of(await self._change("/admin/snapshot", server=server))
 
@@ -346,10 +348,10 @@ class Client:
         return document_of(await self._change("/admin/expire", _pack({"dry_run": dry_run}), server=server))
 
     async def accept_code(self, server: str) -> dict[str, Any]:
-        """Have a node accept its machine's code and that of the members: {"node_id", "code", "accepted_code"}.
+        """Have a node accept the code of its machine and of the members': {"node_id", "code", "accepted_code"}.
 
-        It ends the alarm that the code changed, or that members run different code. Only for code that gives the same
-        results for every command in the log.
+        Clears the alarms that the code changed or that members run different code. Use it only if the code gives the
+        same results for every command in the log.
         """
         return document_of(await self._change("/admin/accept-code", server=server))
 
@@ -370,10 +372,10 @@ class Client:
         return document_of(await self._call("DELETE", f"/sessions/{session}", writes=True))
 
     async def sessions(self, prefix: str = "") -> AsyncGenerator[dict[str, Any], None]:
-        """The open sessions whose names begin so, by id: {"session", "name", "sequence", "used_at"}.
+        """The open sessions whose names start with `prefix`, by id: {"session", "name", "sequence", "used_at"}.
 
-        `used_at` is the timestamp of the session's last use in the log, 0 if that is not known. An empty prefix gives
-        all sessions, those without a name included.
+        `used_at` is the log's timestamp of the session's last use, 0 if unknown. An empty prefix gives all sessions,
+        including those without a name.
         """
         after: int | None = -1
         while after is not None:
@@ -384,7 +386,7 @@ class Client:
             after = page["next"]
 
     async def close_sessions(self, sessions: Sequence[int]) -> list[int]:
-        """Close those of the sessions, 1,000 at most, that are open; return their ids.
+        """Close these sessions, at most 1,000; return the ids of those that were open.
 
         Their holders' next commands fail with SessionExpired.
         """
@@ -405,7 +407,7 @@ class Client:
         return await self._call("GET", path)
 
     async def _change(self, path: str, body: bytes | None = None, *, server: str | None = None) -> Reply:
-        """A change that an operator may ask for again."""
+        """A change that an operator may safely repeat."""
         content_type = None if body is None else MSGPACK
         return await self._call(
             "POST", path, writes=True, repeatable=True, body=body, content_type=content_type, server=server
@@ -455,11 +457,11 @@ def connect(
         servers: the nodes to try, in this order.
         session: a name for the session of the client's commands. The client continues after the last command executed
             under that name, and fences the name's previous holder, whose calls then fail with SessionFenced. A named
-            session stays open when the client closes. Without a name, the client has a session of its own and closes
-            it.
+            session stays open when the client closes. Without a name, the client opens a session of its own and
+            closes it at the end.
         timeout_s: the deadline of each call, in seconds.
-        halt_on_failure: send nothing after a command that `check` refused, or that was not answered in time. All
-            commands submitted after it fail with Halted.
+        halt_on_failure: send nothing after a command that `check` refused or that got no answer in time. All commands
+            submitted after it fail with Halted.
 
     Raises:
         ValueError: no server is named.

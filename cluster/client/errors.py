@@ -1,18 +1,18 @@
 """Errors that a call of the client raises.
 
 - CommandRefused: the state machine refused the command; `index` and `repeated` say whether the command is in the log
-- ResultsCut: the commands were executed, and their results are too long to be sent
-- BadRequest, NotFound: the cluster cannot do what was asked; nothing was written
+- ResultsCut: the commands were executed, but their results are too long to be sent
+- BadRequest, NotFound: the cluster cannot do what was requested; nothing was written
 - Unavailable: no server could do it before the deadline; nothing was written; try again later
 - OutcomeUnknown: the write may have happened, may still happen, or may never happen
 - SessionFenced, SessionExpired, ReplyGone: the client's session no longer answers this command
 - Halted: an earlier command failed, so this one was not sent
-- ForkedClient: a fork of the process used its client; a mistake of the program, and no ClientError
+- ForkedClient: a forked child used its parent's client; this is a bug in the program, and not a ClientError
 - ServerFault: a node failed during a read, or its machine failed in `check` or `query`; nothing was written
 
-"Nothing was written" is said only of what the client sent once, or of which every earlier attempt provably failed. If a
-server refuses a command that an earlier stream may have carried, that is OutcomeUnknown: the earlier copy may have been
-executed, by a node with other code or other limits.
+The client reports "nothing was written" only if it sent the request once, or if every earlier attempt provably failed.
+If a server refuses a command that an earlier stream may have carried, the call fails with OutcomeUnknown: a node with
+other code or other limits may have executed the earlier copy.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class ClientError(ClusterError):
 
 
 class ForkedClient(QuireError, RuntimeError):
-    """A client that the parent process opened was used in a forked child. Nothing was sent; the parent's goes on."""
+    """A forked child used a client that its parent opened. Nothing was sent; the parent can still use the client."""
 
     def __init__(self, opened_in: int) -> None:
         super().__init__(
@@ -60,9 +60,9 @@ class CommandRefused(ClientError):
 
 
 class ResultsCut(ClientError):
-    """The commands were executed, and their results did not fit into the answer.
+    """The commands were executed, but their results did not fit into the answer.
 
-    `index` is the first one's, None if it is not known because the answer is a repeated one.
+    `index` is that of the first command, None if it is unknown because the answer is a repeated one.
     """
 
     def __init__(self, index: int | None) -> None:
@@ -88,7 +88,7 @@ class BadRequest(ClientError):
 
 
 class NotFound(BadRequest):
-    """The record, node or session does not exist, not yet or no longer; `type` says which."""
+    """The record, node or session does not exist yet or no longer exists; `type` says which."""
 
 
 class Unavailable(ClientError):
@@ -100,9 +100,9 @@ class Unavailable(ClientError):
 
 
 class OutcomeUnknown(ClientError):
-    """The request was sent, and no answer says whether it took effect. `reason` says why.
+    """The request was sent, but whether it took effect is unknown. `reason` says why.
 
-    No answer came; or the request was sent again, and the answer to the later copy says nothing of the earlier one.
+    Either no answer came, or the request was resent and the answer to the later copy says nothing about the earlier.
     """
 
     def __init__(self, reason: str) -> None:

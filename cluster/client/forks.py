@@ -1,10 +1,10 @@
-"""A fork leaves an open client to the parent: the child gets none of its descriptors, and its calls fail at once.
+"""After a fork, an open client belongs to the parent: the child gets no descriptors, and its calls fail at once.
 
-The child has a copy of every object, but not the thread that runs a blocking client's loop: a call would wait for ever.
-And its descriptors are the parent's. A close frame on the copied socket would end the parent's stream, a change of the
-copied epoll would make the parent deaf to its own sockets, and finalizers do both. So the child puts /dev/null in the
-place of each: what still uses the number, then or when the child exits, fails without effect. (Closing would free the
-number for a file of the child's, which a finalizer would close.)
+The child has a copy of every object, but not the thread that runs a blocking client's loop, so a call would never
+return. And it shares the parent's descriptors: a close frame on the copied socket would end the parent's stream, a
+change to the copied epoll would hide the parent's sockets from it, and finalizers do both. So the child replaces each
+with /dev/null: anything that still uses the number, then or when the child exits, fails without effect. (If it closed
+them, files of the child could get these numbers, and a finalizer would close those.)
 """
 
 import os
@@ -19,10 +19,10 @@ from .errors import ForkedClient
 
 
 class Forkable(Protocol):
-    """What is open in this process, and not in its children."""
+    """The clients, sockets and selectors that are open in this process but must not be used in its children."""
 
     def forked(self) -> None:
-        """This process is a child, and has one thread: close the copied descriptors, and forget what was opened."""
+        """Called in a child, which has one thread: close the copied descriptors and forget what was opened."""
         ...
 
 
@@ -46,12 +46,12 @@ class Sockets:
         return created
 
     def leave_to_parent(self) -> None:
-        """In a child: close the copies of all that are open."""
+        """In a child: close the copies of all open sockets."""
         leave_to_parent(self._open)
 
 
 def leave_to_parent(holders: Iterable[HoldsDescriptor]) -> None:
-    """In a child: put /dev/null in the place of each descriptor that was copied."""
+    """In a child: replace each copied descriptor with /dev/null."""
     for holder in holders:
         descriptor = holder.fileno()
         if descriptor >= 0:
@@ -63,7 +63,7 @@ def leave_to_parent(holders: Iterable[HoldsDescriptor]) -> None:
 
 
 def refuse_fork(opened_in: int | None) -> None:
-    """Raise ForkedClient if the client was opened in another process; None: it is not open."""
+    """Raise ForkedClient if the client was opened in another process. None means that it is not open."""
     if opened_in is not None and opened_in != os.getpid():
         raise ForkedClient(opened_in)
 
@@ -77,7 +77,7 @@ def opened(what: Forkable) -> None:
 
 
 def closed(what: Forkable) -> None:
-    """It has nothing open any more."""
+    """Forget it: it has closed everything."""
     _open.discard(what)
 
 

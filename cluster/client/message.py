@@ -34,10 +34,10 @@ class BatchReply:
 
     @property
     def repeated(self) -> bool:
-        """Whether the session answered commands of the message again, which had executed before.
+        """Whether the session answered commands of the message with recorded replies, since they had executed before.
 
-        The client had to send it more than once, or the session was resumed. Each command was executed once; where it
-        is in the log is not known.
+        This happens if the client had to resend the message, or resumed the session. Each command executed once; its
+        index in the log is unknown.
         """
         return self.index is None
 
@@ -119,7 +119,7 @@ class Message:
     ) -> None:
         """Resolve every future with its share of the results, of which there is one for each command below `cut`.
 
-        `index` is None if the session answered commands of the message again.
+        `index` is None if the session answered commands of the message with recorded replies.
         """
         if self._batches or refused or cut is not None:
             self._answer_each(index, epoch, results, {position: [code, text] for position, code, text in refused})
@@ -149,7 +149,7 @@ class Message:
             position = end
 
     def fail(self, error: MakeError) -> None:
-        """Fail every future, each with an error object of its own."""
+        """Fail every future, each with its own error object."""
         self.pending = False
         for answer in self.answers:
             fail(answer, error)

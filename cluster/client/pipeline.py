@@ -1,4 +1,4 @@
-"""What a client has to send and which of it awaits an answer: the window, sequences and deadlines. No I/O.
+"""What a client has yet to send, and what awaits an answer: the window, sequences and deadlines. No I/O.
 
     submitted ──► queue ──────────────► in flight ───────────► answered
                   messages without a     numbered, in the order
@@ -12,10 +12,10 @@ A sequence is reused only if its command provably is not in the log:
 
 - A problem proves that *this* stream took nothing from the problem's sequence on. Messages that were never sent on
   another stream return to the queue, without what was refused for its content.
-- It proves nothing of a message in doubt, whatever it says: an earlier stream may have led to a node with other code or
-  other limits. If such a message is refused for its content, no stream will take it or anything after it. So everything
-  in doubt is unknown, and the session is left: what this stream alone carried is sent again under the next one.
-- A session that is gone, or left, executes nothing of what is sent under the next one.
+- It proves nothing about a message in doubt: an earlier stream may have led to a node with other code or other limits.
+  If such a message is refused for its content, no stream will take it or anything after it. So everything in doubt is
+  reported as unknown, and the client leaves the session: what only this stream carried is resent under the next one.
+- A session that is gone or was left does not execute anything that is sent under the next one.
 
 When its deadline passes, a message in flight is reported as unknown but stays, because the sequences after it depend on
 it. A message in the queue is withdrawn.
@@ -86,8 +86,8 @@ class Pipeline:
     def resume_at(self, sequence: int) -> None:
         """Give the next command this sequence. Nothing may be queued or in flight.
 
-        If an earlier client gave it to a command, the client halts as under `halt_on_failure`: what would follow a
-        failure may have been executed for that one, and under another sequence it would be executed again.
+        If an earlier client gave it to a command, the client halts as under `halt_on_failure`: commands after a failed
+        one may have executed for the earlier client, and would execute again under another sequence.
         """
         self._halts |= sequence < self._next_sequence
         self._next_sequence = sequence
@@ -227,7 +227,7 @@ class Pipeline:
     ) -> None:
         """Resolve the first message in flight. `cut`: the results from this position on were left out.
 
-        `index` is None if the session answered commands of the message again.
+        `index` is None if the session answered commands of the message with recorded replies.
 
         Raises:
             OutOfSequence: the answer is to another sequence.
@@ -267,8 +267,8 @@ class Pipeline:
     def refused(self, sequence: int, problem: Mapping[str, Any]) -> bool:
         """The message at a sequence was refused for its content: requeue the rest of it and everything after it.
 
-        False: it was in doubt, so the session must be left. Everything in doubt is unknown, and what only this stream
-        carried is requeued for the next session.
+        Returns False if it was in doubt, so the session must be left. Then everything in doubt is reported as unknown,
+        and what only this stream carried is requeued for the next session.
 
         Raises:
             OutOfSequence: the message was not next, or the problem refuses none of its commands.
@@ -293,9 +293,9 @@ class Pipeline:
         return True
 
     def left(self, unknown: str) -> None:
-        """The session is gone, or is left: what is in doubt is unknown.
+        """The session is gone, or is left: report what is in doubt as unknown.
 
-        What only this stream carried was not executed: requeue it for the next session.
+        What only this stream carried was not executed, so it is requeued for the next session.
         """
         in_doubt = [message for message in self._in_flight if message.in_doubt]
         back = list(self._in_flight)[len(in_doubt) :]

@@ -26,9 +26,9 @@ class Record:
     """A committed record.
 
     `timestamp` is in microseconds since 1970. `kind` is `records` or `blob`. `session` and `sequence` are those under
-    which the writer sent it, both 0 if it sent it without a session. `executed` is false if its session answered it,
-    for example as a retry, and None if the server does not know. `value` is the unpacked payload: what the writer
-    passed to `append`, or the command.
+    which the writer sent it, both 0 if it had no session. `executed` is false if the session answered it instead, for
+    example because it was a retry, and None if the server does not know. `value` is the unpacked payload: what the
+    writer passed to `append`, or the command.
     """
 
     index: int
@@ -80,9 +80,9 @@ async def tail_pages(get: Get, from_index: int | None, timeout_s: float) -> Page
 
 
 def history_pages(get: Get, from_index: int, to_index: int, timeout_s: float) -> Pages:
-    """The records [from_index, to_index), those of the system among them (kind `system`), in pages.
+    """The records [from_index, to_index), including system records (kind `system`), in pages.
 
-    A server that does not have them yet is waited for. Raises as `tail_pages`.
+    Waits for a server that does not have them yet. Raises as `tail_pages`.
     """
     return _followed(get, from_index, to_index, timeout_s, {"to": to_index, "kinds": "all"})
 
@@ -121,7 +121,7 @@ async def _page(get: Get, index: int, parameters: Mapping[str, int | str]) -> tu
 
 
 def _record(line: Mapping[str, Any]) -> Record:
-    """The record of a line; members that only later versions know are left out."""
+    """The record in a line; fields that only later versions know are ignored."""
     try:
         return Record(**{name: line[name] for name in _FIELDS})
     except KeyError as error:

@@ -1,4 +1,4 @@
-"""The command stream of a client: a session, and a WebSocket to the leader, replaced by another whenever it breaks.
+"""The command stream of a client: a session, and a WebSocket to the leader that is reopened whenever it breaks.
 
 The pipeline decides what is sent, and what an answer or a lost connection means. This module does the I/O:
 
@@ -196,7 +196,7 @@ class CommandStream:
             return self._session
 
     async def _close_left(self) -> None:
-        """Close the unnamed session that was left, so that nothing late executes under it. A name is taken over."""
+        """Close an unnamed session that was left: nothing may execute under it later. A named one is taken over."""
         left, self._left = self._left, None
         if left is not None and self._name is None:
             await self._close_session(left)

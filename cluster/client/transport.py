@@ -2,8 +2,9 @@
 
 A write is retried only if the failure proves that nothing was written: the connection could not be made, or a quire
 node answered with a problem that says so (503, 429). A connection that broke later, a timeout, or an answer of a proxy
-proves nothing, and the call fails with OutcomeUnknown. Reads are retried on every failure, and so are the changes that
-an operator may repeat; but once an attempt of such a change was not answered, the call succeeds or is OutcomeUnknown.
+proves nothing, so the call fails with OutcomeUnknown. Reads are retried after every failure, and so are the changes
+that an operator may repeat; but once an attempt of such a change got no answer, the call either succeeds or fails with
+OutcomeUnknown.
 """
 
 import asyncio
@@ -41,7 +42,7 @@ LAST_SHARE = 0.1
 UNREACHABLE_FOR_S = 30.0  # How long to avoid a leader's address that cannot be reached, as from another network.
 READ_BUFFER_BYTES = 1 << 18
 STREAM_CONNECT_TIMEOUT_S = 3.0  # A follower first connects to the leader itself.
-HEARTBEAT_S = 4.0  # A ping after so long without data; half of it later the stream is closed.
+HEARTBEAT_S = 4.0  # Idle time before a ping. The stream is closed if the answer takes longer than half of this.
 ANSWER_BYTES = 64 << 20
 MSGPACK = "application/msgpack"
 OWN_TYPE = "urn:quire:problem:"
@@ -59,7 +60,7 @@ class Reply(NamedTuple):
 
 
 def document_of(reply: Reply) -> dict[str, Any]:
-    """The map in a reply. Raises ClientError."""
+    """The JSON object or msgpack map in a reply. Raises ClientError if it is neither."""
     document = value_of(reply)
     if not isinstance(document, dict):
         raise ClientError(f"a server answered with {reply.content_type} that is not a map; is it a quire node?")
@@ -67,7 +68,7 @@ def document_of(reply: Reply) -> dict[str, Any]:
 
 
 def value_of(reply: Reply) -> Any:
-    """The value in a reply. Raises ClientError if its type is none that a quire node sends."""
+    """The value in a reply. Raises ClientError if its content type is not one that a quire node sends."""
     match reply.content_type:
         case "application/msgpack":
             return unpack_trusted(reply.body, ExtType)
@@ -76,11 +77,11 @@ def value_of(reply: Reply) -> Any:
         case "application/octet-stream":
             return reply.body
         case _:
-            raise ClientError(f"a server answered with {reply.content_type}; it is no quire node; check the address")
+            raise ClientError(f"a server answered with {reply.content_type}; it is not a quire node; check the address")
 
 
 class NothingWritten(AttemptFailed):
-    """An attempt failed and may be repeated: it provably had no effect, or the call may be repeated whatever it had."""
+    """An attempt failed and may be repeated: it provably had no effect, or the call is safe to repeat anyway."""
 
 
 class Transport:
@@ -124,11 +125,11 @@ class Transport:
     ) -> Reply:
         """The reply of the leader or of another server; of `server` only, if it is given.
 
-        `writes`: it changes something. `repeatable`: such a call may be sent again although it was sent before.
+        `writes`: the call changes something. `repeatable`: it does, but may be sent again after it was sent once.
 
         Raises:
             CommandRefused, BadRequest, NotFound, Unavailable, ServerFault: nothing was written.
-            OutcomeUnknown: a write was sent and not answered.
+            OutcomeUnknown: a write was sent and got no answer.
         """
         attempt = _Attempt(method, path, writes, repeatable, body, headers or {})
         try:
@@ -136,7 +137,7 @@ class Transport:
         except (CommandRefused, BadRequest, Unavailable, ServerFault) as error:
             if not attempt.in_doubt:
                 raise
-            raise OutcomeUnknown(f"an attempt was not answered; then {error}") from None
+            raise OutcomeUnknown(f"an attempt got no answer; then {error}") from None
 
     async def _call(self, attempt: "_Attempt", server: str | None) -> Reply:
         deadline = time.monotonic() + self.timeout_s
@@ -270,7 +271,7 @@ class _Attempt:
     in_doubt: bool = False  # It writes, and was sent and not answered.
 
     def unanswered(self, reason: str) -> NothingWritten | OutcomeUnknown:
-        """The error for an attempt of which no answer says what became of it."""
+        """The error for an attempt whose outcome is unknown."""
         self.in_doubt |= self.writes
         return OutcomeUnknown(reason) if self.writes and not self.repeatable else NothingWritten(reason)
 

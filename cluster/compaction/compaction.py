@@ -34,7 +34,7 @@ class Factories(NamedTuple):
 
 
 class Compaction:
-    """One node's. Everything is called on the event loop; `failed` is called with an error that ends the node."""
+    """One node's compaction. All methods run on the event loop; `failed` is called with an error that ends the node."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Compaction:
         self._expiring = watched_task(self._expire_forever(), "expiry", self._failed)
 
     async def stop(self) -> None:
-        """Stop; return when nothing is written any more."""
+        """Stop; return when all writing has ended."""
         self._stopped = True
         if self._expiring is not None:
             self._expiring.cancel()
@@ -111,7 +111,7 @@ class Compaction:
             raise StateUnavailable("this node stops") from None
 
     async def _expire(self) -> Expirable:
-        """Return what went, with what another caller began to remove meanwhile."""
+        """Return what was removed, including what another caller began to remove meanwhile."""
         ended: asyncio.Future[Expirable] = asyncio.get_running_loop().create_future()
         self._expiries.add(ended)
         ended.add_done_callback(self._expiries.discard)
@@ -136,7 +136,7 @@ class Compaction:
             await self.snapshotting.replace_damaged()
 
     def installed(self, index: int) -> Applier:
-        """The log begins at the fetched snapshot now: replace the machine; remove the older snapshots."""
+        """The log now begins at the fetched snapshot: replace the machine and remove the older snapshots."""
         applier = self.installing.installed(index)
         self._applying.continue_from(applier)
         older = [kept for kept in self.store.indices if kept < index]

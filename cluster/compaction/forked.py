@@ -4,16 +4,16 @@ The child sees this process's memory as it was at the fork; this process continu
 
 Why this is safe in a process with threads and an event loop:
 
-- only the forking thread exists in the child, so a lock that another thread held stays held for ever. The child takes
-  none: it runs one function of ours, which computes and makes plain system calls; it imports nothing, and never
-  returns into the code that forked. It logs nothing: in a child of a server, the queue of stderr takes no line
-- descriptors are shared. The child first closes all but the three standard ones and its pipe: a connection that this
-  process closes must end for its peer, and the data_dir's lock must end with this process
-- it collects no garbage, since finalizers would touch what is not its own, and handles signals as a new process does
-- it ends by `os._exit`: it runs no handler, buffer or loop of this process
-- before each piece of work it checks that its parent lives, so no orphan writes beside a successor
-- it may hang all the same: on a lock of a library that was held at the fork, or on a disk that does not answer. So the
-  parent kills a child that makes no progress (`Patience`)
+- only the forking thread exists in the child, so a lock that another thread held stays held forever. The child takes
+  no locks: it runs one function of ours, which computes and makes plain system calls; it imports nothing, and never
+  returns into the code that forked. It logs nothing: in a child of a server, the queue of stderr accepts no lines
+- descriptors are shared. The child first closes all but the three standard ones and its pipe: when this process closes
+  a connection, its peer must see that, and the data_dir's lock must be released when this process ends
+- the garbage collector is off, since finalizers would touch the parent's objects; signals have their default handlers
+- it ends with `os._exit`, so no exit handler, buffer or event loop of this process runs
+- before each piece of work it checks that its parent is alive, so no orphan writes while a successor runs
+- it may still hang, on a lock of a library that was held at the fork or on a disk that does not answer. So the parent
+  kills a child that makes no progress (`Patience`)
 """
 
 import asyncio
@@ -35,7 +35,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Work = Callable[[Callable[[], None]], bytes]
-"""Runs in the child. It gets a function to call before each piece of work, and returns its report."""
+"""The function to run in the child. It gets a function to call before each piece of work, and returns its report."""
 
 REPORT_BYTES = 1 << 16
 NO_THREAD = "can't start new thread"  # What Python says.
@@ -47,16 +47,16 @@ _MAX_DESCRIPTORS = 1 << 20
 
 
 class Patience(NamedTuple):
-    """When a child counts as hanging. Seconds in which this process was frozen itself do not count."""
+    """When a child counts as hanging. Time during which this process itself was frozen does not count."""
 
     idle_s: float = 120.0
-    """It began no piece and used no processor time. A write or sync of one piece takes seconds on a working disk."""
+    """It started no piece and used no CPU time for this long. Writing and syncing a piece takes seconds at most."""
     piece_s: float = 900.0
-    """It began no piece, though it was busy. A piece takes well below a second of computing."""
+    """It started no piece for this long, although it used CPU time. A piece takes well below a second to compute."""
     killed_s: float = 10.0
-    """It was killed and has not ended: the device that it waits for does not answer."""
+    """It was killed and has not ended for this long: the device that it waits for does not answer."""
     look_s: float = 1.0
-    """The pause between two looks."""
+    """The interval between two checks."""
 
 
 PATIENCE = Patience()
@@ -67,7 +67,7 @@ class ChildFailed(ClusterError):
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """As `asyncio.to_thread`. Raises OSError if no thread can be started: like a missing descriptor, it may pass."""
+    """As `asyncio.to_thread`, but raises OSError if no thread can be started: like EMFILE, that may be temporary."""
     try:
         return await asyncio.to_thread(function, *args, **kwargs)
     except RuntimeError as error:
@@ -87,8 +87,8 @@ class Child:
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[tuple[bytes, int]] = self._loop.create_future()
         forked: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
-        # A thread of its own: if the child cannot be killed, it must not hold one of the pool, nor this process's end.
-        # Started before the fork: without it nobody would reap the child, or learn what it says.
+        # Not a pool thread: if the child cannot be killed, it must not block the pool or the exit of this process.
+        # Started before the fork: without it nothing would reap the child or read its report.
         try:
             threading.Thread(target=self._wait, args=(forked,), name="child", daemon=True).start()
         except RuntimeError as error:
@@ -109,18 +109,18 @@ class Child:
         """Wait for the child's end; return its report. A child that hangs is killed.
 
         Raises:
-            ChildFailed: it failed, or was killed, or is killed and does not end.
+            ChildFailed: it failed, or was killed, or was killed and does not end.
         """
         seen, idle_s, piece_s, killed_s = (0, 0), 0.0, 0.0, 0.0
         while not (await asyncio.wait([self._end], timeout=patience.look_s))[0]:
             before, seen = seen, (self._pieces, _processor_ticks(self._pid))
-            # Looks are counted, not the clock: after a freeze of this process a child gets its time again.
+            # Checks are counted, not the clock: a freeze of this process must not use up the child's time.
             piece_s = 0.0 if seen[0] != before[0] else piece_s + patience.look_s
             idle_s = 0.0 if seen != before else idle_s + patience.look_s
             if self._killed is not None:
                 killed_s += patience.look_s
                 if killed_s >= patience.killed_s:
-                    raise ChildFailed(f"{self._killed}; it was killed and does not end: check the disk")
+                    raise ChildFailed(f"{self._killed}; it was killed but does not end: check the disk")
             elif idle_s >= patience.idle_s:
                 self.kill(f"the child made no progress for {patience.idle_s:.0f} s")
             elif piece_s >= patience.piece_s:
@@ -138,7 +138,7 @@ class Child:
             os.kill(self._pid, signal.SIGKILL)
 
     def _wait(self, forked: "SimpleQueue[tuple[int, int] | None]") -> None:
-        """In the thread: read what the child says until it ends, and reap it. `forked` gets its pid, and its pipe."""
+        """In the thread: read the child's report until it ends, and reap it. `forked` gets its pid and its pipe."""
         if (child := forked.get()) is None:
             return
         pid, reading = child
@@ -155,7 +155,7 @@ class Child:
 
 
 def _fork(work: Work) -> tuple[int, int]:
-    """Fork; return the child's pid, and the end of its pipe that is read here."""
+    """Fork; return the child's pid and the read end of its pipe."""
     reading, writing = os.pipe()
     parent = os.getpid()
     try:
@@ -173,7 +173,7 @@ def _fork(work: Work) -> tuple[int, int]:
 
 
 def _processor_ticks(pid: int) -> int:
-    """The processor time of a process, in ticks; 0 if it cannot be told."""
+    """The CPU time of a process, in ticks; 0 if it cannot be read."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:

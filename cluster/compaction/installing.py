@@ -4,8 +4,8 @@
         -> SnapshotFetched -> (the core checks the promise again) -> place: renamed -> the log is reset
         -> installed: the new machine replaces the old one
 
-Fetched chunks are kept apart from the snapshots that count. After a broken connection, a restart, or with another
-leader that has the same snapshot, the fetch resumes.
+Fetched chunks are kept apart from the valid snapshots. The fetch resumes after a broken connection or a restart,
+also from another leader that has the same snapshot.
 """
 
 import asyncio
@@ -49,9 +49,9 @@ AGAIN_AFTER_S = 1.0
 async def put_all(
     part: SnapshotPart, chunks: AsyncIterator[tuple[int, bytes]], was_put: Callable[[], None] = lambda: None
 ) -> None:
-    """Put each chunk in a thread while the next one arrives; call `was_put` after each.
+    """Store each chunk in a thread while the next one arrives; call `was_put` after each.
 
-    No thread is left running on any exit. Raises what `chunks` and `SnapshotPart.put` raise.
+    However it ends, no thread is left running. Raises what `chunks` and `SnapshotPart.put` raise.
     """
     putting: asyncio.Task[None] | None = None
     try:
@@ -67,7 +67,7 @@ async def put_all(
 
 
 async def _to_its_end(block: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """As `in_thread`, for what writes: if this is cancelled, it ends when the thread has."""
+    """As `in_thread`, for functions that write: if cancelled, it still waits for the thread to end."""
     running = asyncio.create_task(in_thread(block, *args, **kwargs), name="write a part")
     try:
         return await asyncio.shield(running)
@@ -77,7 +77,7 @@ async def _to_its_end(block: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
 
 
 def check_usable(manifest: Manifest) -> None:
-    """Check that this node could go on from a snapshot. Raises SnapshotRefused."""
+    """Check that this node can continue from a snapshot. Raises SnapshotRefused."""
     try:
         if manifest.boundary.members_index is None:
             raise ValueError("no record names them")
@@ -118,7 +118,7 @@ class StoreSource:
 
 
 class Installing:
-    """One node's fetches, one at a time. Everything but `place` is called on the event loop."""
+    """One node's fetches, one at a time. All methods but `place` are called on the event loop."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Installing:
         """Why the last fetch failed; empty once a snapshot was installed."""
 
     def fetch(self, action: actions.FetchSnapshot) -> None:
-        """Begin a fetch; an earlier one ends before this one uses what it has fetched."""
+        """Begin a fetch. An earlier one ends before this one uses what it has fetched."""
         if self._task is not None:
             self._task.cancel()
         name = f"fetch {action.index} for stream {action.stream_id}"
@@ -175,7 +175,7 @@ class Installing:
         async with SnapshotFetch.dialled(self._session, self._me, leader, action.index, self._secret) as fetch:
             part = await _to_its_end(SnapshotPart.begin, self._store, await fetch.manifest())
             if part.manifest.index != action.index:
-                raise SnapshotRefused(f"{action.leader_id} gave the one at {part.manifest.index}")
+                raise SnapshotRefused(f"{action.leader_id} sent the one at {part.manifest.index}")
             check_usable(part.manifest)
             missing = await _to_its_end(part.missing)
             self._part, self._chunks = part, len(part.manifest.chunks) - len(missing)
@@ -192,22 +192,22 @@ class Installing:
         self._chunks += 1
 
     def place(self, index: int) -> None:
-        """Make the fetched snapshot count. Blocks; durable on return. Raises as `Owner.place_snapshot`."""
+        """Make the fetched snapshot a valid one. Blocks; durable on return. Raises as `Owner.place_snapshot`."""
         part = self._part
         if part is None or part.manifest.index != index:
             raise OSError(f"no snapshot at {index} was fetched")
         part.complete()
 
     def installed(self, index: int) -> Applier:
-        """The machine and the sessions of the snapshot that counts now."""
+        """The machine and the sessions of the snapshot that was just placed."""
         applier, self._applier, self._part, self.failure = self._applier, None, None, ""
         if applier is None or applier.applied_index != index:
-            raise RuntimeError(f"the snapshot at {index} was installed and never read")
+            raise RuntimeError(f"the snapshot at {index} was installed but never read")
         journal.info("snapshot installed", index=index, snapshot=snapshot_name(index))
         return applier
 
     async def stop(self) -> None:
-        """Stop fetching; return when nothing is written any more. What was fetched is kept."""
+        """Stop fetching; return when all writing has ended. Fetched chunks are kept."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Expiry of this node's log: what may expire, what does, and what holds the rest (rule 16).
+"""Expiry of this node's log: which segments may expire, which do, and what holds the rest (rule 16).
 
 Each node decides for itself, by its own limits of age and bytes and its own floor. Nothing at or above the floor
 expires. The floor is the lowest of the holds:
@@ -11,7 +11,7 @@ expires. The floor is the lowest of the holds:
 A follower that lacks more gets a snapshot, even if its stream is open but slower than the log's limits allow.
 
 A restart needs a snapshot and the whole log after it. A snapshot may turn out to be damaged, hence the older one.
-Somebody may have removed their files, so whoever lets segments expire looks at the files first.
+Someone may have removed a snapshot's files, so they are checked before any segment expires.
 """
 
 from collections.abc import Callable, Mapping
@@ -72,7 +72,7 @@ class Followers(Protocol):
 
 
 class Retention:
-    """One node's expiry. Everything is called on the event loop."""
+    """One node's expiry. All methods are called on the event loop."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Retention:
             why = f"{len(kept)} of {KEPT_SNAPSHOTS} snapshots are there; without both nothing expires"
             return Hold("snapshots", self._log.bounds.lowest_index, why)
         older = kept[-KEPT_SNAPSHOTS]
-        return Hold("snapshots", older, f"the older of the two newest snapshots stands at {older}")
+        return Hold("snapshots", older, f"the older of the two newest snapshots is at index {older}")
 
     def _of_followers(self) -> list[Hold]:
         leader = self._replica.status().leader
@@ -142,10 +142,10 @@ class Retention:
         return self._ages.aged_to(self._limits.age)
 
     def expire(self, ended: Callable[[Expirable], None], *, checked: bool) -> None:
-        """Rotate an old write segment; begin to remove what may expire. `ended` gets what went, when it has.
+        """Rotate an old write segment; begin to remove what may expire. `ended` gets what was removed, at the end.
 
-        Segments go one by one, and other work of the disk goes in between: what holds them is looked at before each.
-        `checked`: the files of the two newest snapshots were just found whole. Without it no removal begins.
+        Segments are removed one by one, with other disk work in between, so the holds are checked before each one.
+        `checked`: the files of the two newest snapshots were just found whole. Otherwise no removal begins.
 
         Raises:
             LogReadOnly: the device failed.
@@ -171,7 +171,7 @@ class Retention:
         return None
 
     def document(self) -> dict[str, Any]:
-        """For `/status`: the limits, what expires next, what would if nothing held it, and the holds."""
+        """For `/status`: the limits, what expires next, what would expire without the holds, and the holds."""
         holds = self.holds()
         due, wanted = self._expirable(holds[0].index), self._expirable(None)
         return {

@@ -27,9 +27,9 @@ from .forked import PATIENCE, Child, ChildFailed, in_thread
 journal = structlog.get_logger(__name__)
 
 AGAIN_AFTER_S = 300.0
-"""A failed snapshot is due again after this: its cause may last, and a snapshot may take gigabytes of writing."""
+"""The wait after a failed snapshot: the cause may persist, and an attempt may write gigabytes."""
 OVERDUE_S = 3600.0
-"""An alarm tells of a snapshot that has been due for so long and is not there."""
+"""An alarm is raised when a snapshot has been overdue for this long."""
 
 Failure = (ChildFailed, LogError, MachineError, OSError)
 
@@ -43,7 +43,7 @@ class SnapshotOptions:
 
 
 class Snapshotting:
-    """Takes snapshots of one applier, one at a time. Everything is called on the event loop."""
+    """Takes snapshots of one applier, one at a time. All methods are called on the event loop."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ class Snapshotting:
         pinned: Callable[[], Iterable[int]],
         failed: Callable[[Exception], None],
     ) -> None:
-        """`limit` gives the index below which all is committed, and durable here; `pinned`, the snapshots to keep.
+        """`limit` gives the index below which everything is committed and durable here; `pinned`, snapshots to keep.
 
-        `failed` is called if a snapshot would hold what is not committed: the node must stop.
+        `failed` is called if a snapshot would hold uncommitted records: the node must stop.
         """
         self._store = store
         self._applying = applying
@@ -72,11 +72,11 @@ class Snapshotting:
         self._due_since: float | None = None
         self._failed_at = 0.0
         self._replaced = 0
-        """So many of the damaged snapshots, the first ones, have others in their place."""
+        """How many of the damaged snapshots, counted from the first, have been replaced."""
         self._logged = 0
-        """So many of them were logged."""
+        """How many of them were logged."""
         self._unchecked = ""
-        """Why the files of the snapshots could not be looked at; empty if they could."""
+        """Why the snapshots' files could not be checked; empty if they could."""
         self._stopped = False
         self.patience = PATIENCE
         """When the child that writes a snapshot counts as hanging."""
@@ -109,7 +109,7 @@ class Snapshotting:
 
     @property
     def _lacks_one(self) -> bool:
-        """Whether a snapshot was damaged or lost, and none stands in its place."""
+        """Whether a snapshot was damaged or lost and has not been replaced."""
         return len(self._store.damaged) > self._replaced
 
     @property
@@ -117,24 +117,24 @@ class Snapshotting:
         return time.monotonic() - max(self._taken_at, self._failed_at) >= AGAIN_AFTER_S
 
     async def replace_damaged(self) -> None:
-        """Take a snapshot in place of a damaged one when it is due, though no frame comes."""
+        """Take a snapshot to replace a damaged one when it is due, even if no frame is applied."""
         if self._taking is None and self._lacks_one and self._is_pause_over:
             with suppress(SnapshotFailed, StateUnavailable, NodeStopping):  # It was logged, and is due again.
                 await self.take()
 
     async def check_newest(self) -> None:
-        """Look at the files of the two newest snapshots; one that lacks a file counts no more, and an alarm names it.
+        """Check the files of the two newest snapshots. One that lacks a file no longer counts; an alarm names it.
 
         Raises:
-            StateUnavailable: they cannot be looked at now.
+            StateUnavailable: they cannot be checked now.
         """
         try:
             await in_thread(self._store.check_newest)
         except (ResourcesExhausted, OSError) as error:
             if not self._unchecked:
-                journal.error("nothing expires: the snapshots cannot be looked at", reason=str(error))
+                journal.error("nothing expires: the snapshots cannot be checked", reason=str(error))
             self._unchecked = str(error)
-            raise StateUnavailable(f"nothing expires now: the snapshots cannot be looked at: {error}") from error
+            raise StateUnavailable(f"nothing expires now: the snapshots cannot be checked: {error}") from error
         finally:
             self._log_damaged()
         self._unchecked = ""
@@ -150,7 +150,7 @@ class Snapshotting:
 
         Raises:
             SnapshotFailed, DiskFullError: there is none; older ones are untouched.
-            StateUnavailable: the machine can apply no more.
+            StateUnavailable: the machine has stopped applying.
         """
         wanted = self._applying.applier.applied_index
         while True:
@@ -190,7 +190,7 @@ class Snapshotting:
         if self._due_since is None:
             self._due_since = self._taken_at
         if self._child is not None and not self._child.ended:
-            self._failed(index, ChildFailed("the child of an earlier one was killed and does not end: check the disk"))
+            self._failed(index, ChildFailed("the child of an earlier one was killed but does not end: check the disk"))
             return
 
         def work(go_on: Callable[[], None]) -> bytes:
@@ -246,31 +246,31 @@ class Snapshotting:
 
     @property
     def overdue_s(self) -> float:
-        """For how long a snapshot has been due and not there; 0 if none is."""
+        """For how long a snapshot has been overdue; 0 if none is."""
         return 0.0 if self._due_since is None else time.monotonic() - self._due_since
 
     @property
     def alarm(self) -> str | None:
-        """What an operator should know of the snapshots; None: nothing, or the machine failed, which comes first."""
+        """The alarm about snapshots for an operator; None if there is none, or if the machine has failed."""
         if self._applying.applier.failure is not None:
             return None
         if damaged := self._store.damaged[self._replaced :]:
             failure = f" (the last attempt failed: {self.failure})" if self.failure else ""
             return (
-                f"{'; '.join(map(str, damaged))}; it no longer lets the log expire: find what removes or damages files"
-                f" in the data directory, then run `quire snapshot`, or wait for the next one{failure}"
+                f"{'; '.join(map(str, damaged))}; so the log cannot expire: find what removes or damages files in"
+                f" the data directory, then run `quire snapshot`, or wait for the next one{failure}"
             )
         if self._unchecked:
             return (
-                f"the snapshots cannot be looked at, so the log does not expire: {self._unchecked}; mend the cause,"
-                " and it expires by itself"
+                f"the snapshots cannot be checked, so the log does not expire: {self._unchecked}; fix the cause,"
+                " and it will expire by itself"
             )
         if self.overdue_s < OVERDUE_S:
             return None
         reason = self.failure or "the one under way has not ended"
         return (
             f"no snapshot was finished for {self.overdue_s:.0f} s although one was due, so the log cannot expire:"
-            f" {reason}; mend the cause, then run `quire snapshot`"
+            f" {reason}; fix the cause, then run `quire snapshot`"
         )
 
     def document(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 def name_in(host: str) -> str | None:
-    """The name in a host with or without a port, in lower case; empty if it is an IP address, None if it is neither."""
+    """The name in HOST or HOST:PORT, in lower case; empty for an IP address, None if it is neither."""
     return _name_in(host) if len(host) <= HOST_LENGTH else None
 
 
@@ -39,7 +39,7 @@ def _name_in(host: str) -> str | None:
 
 
 def origin_in(text: str) -> str | None:
-    """An origin as a browser writes it: in lower case, without a default port; None if the text is none, as `null`."""
+    """An origin as a browser writes it: in lower case, without a default port. None if it is none, such as `null`."""
     match = _ORIGIN.fullmatch(text.lower()) if len(text) <= HOST_LENGTH else None
     if match is None:
         return None
@@ -47,7 +47,7 @@ def origin_in(text: str) -> str | None:
 
 
 def _checked(text: str) -> str:
-    """An origin, which has `://`, or a host name, both as a request has them."""
+    """An origin, which contains `://`, or a host name, in the form that requests have."""
     if "://" in text or text == "null":  # What a page that hides its origin sends.
         origin = origin_in(text)
         if origin is None:
@@ -64,7 +64,7 @@ def _checked(text: str) -> str:
 
 
 def _parse_list(value: Any) -> Any:
-    """The parts of a string, or of a list of strings (a repeated flag), that commas separate."""
+    """The comma-separated parts of a string, or of a list of strings (a repeated flag)."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         return value

@@ -1,4 +1,4 @@
-"""The file of the peer secrets, one a line. A node uses the first and accepts all, so that they can be rotated."""
+"""The file of the peer secrets, one per line. A node uses the first and accepts all, so that they can be rotated."""
 
 import os
 import secrets
@@ -16,20 +16,20 @@ NEW = "quire secret new FILE"
 
 
 class SecretRefused(ClusterError):
-    """The file holds no secrets that a node may use; the text says why and what to do."""
+    """The file holds no usable secrets; the text says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class SecretFile:
-    """What a node read from the file at its start; without one, no secrets."""
+    """What a node read from the file when it started; without a file, no secrets."""
 
     secrets: tuple[bytes, ...] = ()
     alarm: str | None = None
-    """Says that every user of the machine may read the file, and what to do; None if they may not."""
+    """A sentence that every user of the machine may read the file, and what to do; None if they may not."""
 
 
 def read_secrets(path: Path) -> SecretFile:
-    """Read the secrets. Blank lines, and white space around a secret, are no part of any.
+    """Read the secrets. Blank lines, and white space around a secret, are ignored.
 
     Raises:
         SecretRefused: the file cannot be read; there is no secret, one is short, or there are too many.
@@ -65,11 +65,11 @@ def _alarm_of(path: Path, mode: int) -> str | None:
 
 
 def write_new_secret(path: Path) -> None:
-    """Make a file with a new secret, which only its owner may read.
+    """Create a file with a new secret, readable only by its owner.
 
     Raises:
-        FileExistsError: there is something at that path; it is left as it is.
-        OSError: the file cannot be made.
+        FileExistsError: something exists at that path; it is left unchanged.
+        OSError: the file cannot be created.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

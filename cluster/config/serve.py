@@ -63,20 +63,20 @@ Initial = Annotated[int | str | None, BeforeValidator(_parse_initial)]
 
 
 class ServeConfig(Settings):
-    """The configuration of one node: its settings, and constants that tests give other values."""
+    """The configuration of one node: its settings, and constants that tests change."""
 
     max_request_bytes: ClassVar = MIB
-    """Size of a batch in one request. A request is one frame, so this also bounds how long it blocks others."""
+    """Bytes of a batch in one request. A request is one frame, so this also bounds how long it blocks others."""
     max_commands: ClassVar = 10_000
     """Commands in one request. They are decoded and checked together, so this bounds how long that blocks others."""
     request_timeout_ms: ClassVar = 10_000
-    """A request waits for its commit, or for a leader; then the outcome of a write is reported as unknown."""
+    """How long a request waits for its commit or for a leader. After that, the outcome of a write is unknown."""
     stream_window_bytes: ClassVar = 8 * MIB
     """Bytes in flight to a follower: the leader's memory for it."""
     answer_bytes: ClassVar = 8 * MIB
-    """Size of the results in one answer to commands. The rest is left out, and the answer says so."""
+    """Bytes of results in one answer to commands. The rest is left out, and the answer says so."""
     state_limit_bytes: ClassVar = 8 * MIB
-    """Size of the answer of GET /state or POST /query."""
+    """Bytes of an answer to GET /state or POST /query."""
     snapshot_log_bytes: ClassVar = 256 * MIB
     """Bytes of frames since the last snapshot after which another is taken, for logs of few, large records."""
     follower_bytes: ClassVar = 1024 * MIB
@@ -239,7 +239,7 @@ class ServeConfig(Settings):
         return min(self.follower_bytes, self.retention_bytes or self.follower_bytes)
 
     def address_of(self, node_id: str) -> str | None:
-        """Where this node reaches a member: at its link, if there is one, or its address; None for an unknown id."""
+        """Where this node reaches a member: the address in `link`, or the member's own; None for an unknown id."""
         return self.link.get(node_id) or self.members.get(node_id)
 
 

@@ -144,7 +144,7 @@ def _read_file(model: type[BaseSettings], path: Path) -> dict[str, Any]:
 
 
 def _is_own(problem: ErrorDetails) -> bool:
-    """Whether it is a problem by itself, not a default that could not be made because another field is wrong."""
+    """Whether this is a problem of its own, and not a default that is missing because another field is wrong."""
     return problem["type"] != "default_factory_not_called"
 
 

@@ -1,8 +1,8 @@
 """Rule 13: which node should campaign. A node is nominated while PySyncObj leads there and hears a majority.
 
 PySyncObj runs over the links to the peers, without sockets, threads, files or pickles. It may forget everything, or
-elect two leaders or none: a nomination proves nothing, and without nominations voters campaign on their own. If it
-raises, it is rebuilt.
+elect two leaders or none: a nomination proves nothing, and without nominations voters campaign by themselves. If it
+raises an exception, it is rebuilt.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class ControlTimes:
     def of_heartbeat(cls, heartbeat_s: float) -> "ControlTimes":
         """Times that find a candidate within a few heartbeats.
 
-        They are shorter than a leader's election timeout. That does no harm: a nominated node campaigns only while it
+        They are shorter than a leader's election timeout. That is harmless: a nominated node campaigns only while it
         hears no leader.
         """
         return cls(
@@ -132,7 +132,7 @@ class Control:
         try:
             data = encode(message)
         except NotAdmitted as error:
-            # What a peer said has spoilt it: it would try again with each ping, and nominate nobody.
+            # A peer's message broke its state: it would fail again at every ping and never nominate anyone.
             self._is_spoilt = True
             log.warning("PySyncObj tried to send a message that it may not send", peer=node_id, why=str(error))
         else:
@@ -173,7 +173,7 @@ class Control:
             self._nominate(nominated)
 
     def _guarded(self, block: Callable[[Raft], None]) -> None:
-        """Run `block`; an exception of PySyncObj never ends a node."""
+        """Run `block`; an exception of PySyncObj never stops the node."""
         if self._raft is None:
             return
         try:

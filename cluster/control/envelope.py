@@ -5,9 +5,9 @@
     [3, term, commit_index, prev_index, prev_term, [[index, term], ...]]   append_entries: no-ops only
     [4, next_index, reset, success]                             next_node_idx
 
-PySyncObj by itself sends pickles, and unpickles commands, dumps and parts of large entries: a peer that talks to it can
-run code here. So no bytes from a peer reach it. The only command in its log, the no-op of each election, is added by
-the receiver; commands, dumps, membership changes and utility messages have no encoding.
+PySyncObj itself sends pickles, and unpickles commands, dumps and parts of large entries, so a peer that talks to it
+directly can run code here. So no bytes from a peer reach it. The only command in its log, the no-op of each election,
+is added by the receiver; commands, dumps, membership changes and utility messages have no encoding.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """The code file: which code of the machine this node's operator accepted, and which it has run since.
 
-One JSON line and its crc32c in hex, like the identity's. It decides nothing about records, so a file that is lost or
-damaged is no reason to refuse a start: the node records the code that it runs as if it started for the first time.
+One JSON line and its crc32c in hex, like the identity file. The records do not depend on it, so a lost or damaged file
+does not prevent a start: the node then records its code as if it started for the first time.
 """
 
 import json
@@ -32,16 +32,16 @@ def short(code: bytes) -> str:
 
 
 class CodeRecord(NamedTuple):
-    """What the file holds: fingerprints, of which none is unknown."""
+    """The content of the file: fingerprints, all of them known ones."""
 
     machine: tuple[str, int]
     accepted: tuple[bytes, ...]
-    """The code that answers as the log's does: of the first start, or what the operator accepted last."""
+    """The code whose results match the log: that of the first start, or what the operator accepted last."""
     run: tuple[bytes, ...]
-    """What this node has run since, each once, in the order of its first start."""
+    """The code that this node has run since, each fingerprint once, in the order of its first start."""
 
     def started(self, machine: tuple[str, int], code: bytes) -> Self:
-        """The record after a start of this code. A new version of the machine begins anew."""
+        """The record after a start with this code. A new version of the machine starts a new record."""
         if machine != self.machine:
             return type(self)(machine, (code,), (code,))
         if code in self.run:
@@ -86,7 +86,7 @@ def read_code(directory: Directory) -> CodeRecord | None:
             raw = storage.read_at(0, MAX_CODE_BYTES)
         return CodeRecord.from_line(raw)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("the code file is damaged: the machine's code is recorded anew", reason=str(error))
+        logger.warning("the code file is damaged: a new record of the machine's code was started", reason=str(error))
         return None
 
 
@@ -96,10 +96,10 @@ def write_code(directory: Directory, record: CodeRecord) -> None:
 
 
 def note_start(directory: Directory, machine: tuple[str, int], code: bytes) -> CodeRecord | None:
-    """Record a start of this code, durably; the record then. Code without a fingerprint changes nothing.
+    """Record a start with this code, durably; return the new record. Code without a fingerprint changes nothing.
 
-    If it cannot be written, on a full disk for example, the node starts all the same: what was accepted stands in the
-    file as before, and the next start records again.
+    If it cannot be written, for example on a full disk, the node starts anyway: the file is unchanged, and the next
+    start tries again.
     """
     known = read_code(directory)
     if not code:

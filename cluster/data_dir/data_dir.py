@@ -3,8 +3,9 @@
     lock -> identity -> promise (a new disk_id at the first start) -> log (recovery) -> genesis -> snapshots
 
 A directory without an identity is refused unless it was never formatted (`first_start`). An identity without a log, a
-mark, a genesis or a promise means a damaged disk: the directory is refused, and nothing of it is changed. So is one of
-which a file is older than the witnesses say (`witnessed`); they are written last, and never before the identity.
+mark, a genesis or a promise means a damaged disk: the directory is refused, and nothing in it is changed. A directory
+is also refused if a file in it is older than the witnesses say (`witnessed`); these are written last, and never before
+the identity.
 """
 
 import os
@@ -37,7 +38,7 @@ class DataDir:
         self.log: Log | None = None
         self.snapshots: SnapshotStore
         self.witnesses: Witnesses | None = None
-        """From the time that all files were compared with them."""
+        """Set once all files were compared with them."""
         self._genesis = b""
 
     @classmethod
@@ -45,7 +46,7 @@ class DataDir:
         """Lock the directory at `path`, and read it; if it is formatted, recover its log.
 
         Raises:
-            DataDirRefused: it is in use, of another node or mode, or damaged.
+            DataDirRefused: it is in use, belongs to another node or mode, or is damaged.
             LogError: the log cannot be opened.
         """
         return cls.open_directory(FileDirectory(path), node_id, options)
@@ -88,7 +89,7 @@ class DataDir:
             self._settle(witnesses)
 
     def _check_log_is_there(self) -> None:
-        """A formatted directory has a mark, and a log; only a reset to a snapshot leaves it empty for a moment."""
+        """A formatted directory has a mark and a log; only during a reset to a snapshot is the log briefly empty."""
         directory, names = self._directory, set(self._directory.list())
         if MARK_FILE not in names:
             raise DataDirRefused(directory.path, f"its mark file is missing; {LOST_VOTER}")

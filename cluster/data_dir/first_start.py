@@ -1,9 +1,9 @@
 """What a data directory without an identity may hold: nothing, or what a crash during its first start left behind.
 
-The identity is written last (`DataDir.format`), so a directory without one was either never formatted, or has lost it.
-Lost: then its promise, its snapshots and its log are those of a voter that has acknowledged records, and nothing of
-them may be touched. Never formatted: then it has promised nobody, holds no snapshot, and its log holds the genesis
-frame at most. Such a log is moved to `quarantine/`; nothing is deleted, and files of other programs are left alone.
+The identity is written last (`DataDir.format`), so a directory without one was either never formatted or has lost it.
+If it was lost, the promise, the snapshots and the log are those of a voter that has acknowledged records, and none of
+them may be touched. If it was never formatted, the node has promised nobody, there is no snapshot, and the log holds at
+most the genesis frame. Such a log is moved to `quarantine/`; nothing is deleted, and other programs' files stay.
 """
 
 import re
@@ -45,7 +45,7 @@ def check_unformatted(directory: Directory) -> None:
 
 
 def _held(directory: Directory, names: set[str]) -> str:
-    """What no first start leaves behind; empty if there is nothing of that kind."""
+    """What the directory holds that no first start leaves behind; empty if nothing."""
     if PROMISE_FILE in names and (promised := _promised(directory)):
         return promised
     if SNAPSHOTS_FOLDER in names and directory.existing(SNAPSHOTS_FOLDER).list():
@@ -59,7 +59,7 @@ def _held(directory: Directory, names: set[str]) -> str:
 def _held_in_log(directory: Directory) -> str:
     files = directory.existing(LOG_FOLDER)
     if foreign := [name for name in sorted(files.list()) if not _is_ours(name)]:
-        return f"{LOG_FOLDER}/{foreign[0]}, which is no file of a log"
+        return f"{LOG_FOLDER}/{foreign[0]}, which is not a file of a log"
     return "a log with records" if _has_records(files) else ""
 
 
@@ -77,7 +77,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _has_records(files: Directory) -> bool:
-    """Whether a log holds more than the genesis frame. A torn frame, at most as long as a genesis, is none."""
+    """Whether a log holds more than the genesis frame. A torn frame no longer than a genesis does not count."""
     bases = store_bases(files)
     if bases[1:] or bases[:1] not in ([], [0]):
         return True
@@ -93,7 +93,7 @@ def _has_records(files: Directory) -> bool:
 
 
 def _first_frame_end(raw: bytes) -> int:
-    """How many bytes the first frame has, if it may be a genesis; the most that a genesis has, if it is torn."""
+    """The length of the first frame, if it may be a genesis; the maximum length of a genesis, if it is torn."""
     try:
         header = decode_header(raw)
     except (FrameInvalid, UnknownVersion):
@@ -104,7 +104,7 @@ def _first_frame_end(raw: bytes) -> int:
 def set_unfinished_aside(directory: Directory) -> None:
     """Move what a killed first start left to `quarantine/`: its log, mark and genesis. The promise stays.
 
-    Killed at any point, the next start moves the rest.
+    If it is killed at any point, the next start moves the rest.
     """
     names = set(directory.list())
     unfinished = [name for name in (MARK_FILE, GENESIS_FILE) if name in names]

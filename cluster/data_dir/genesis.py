@@ -1,6 +1,6 @@
-"""The genesis record: what all nodes of a cluster share. It is the log's first frame, and also a file of its own.
+"""The genesis record: what all nodes of a cluster share. It is the log's first frame, and is also kept in its own file.
 
-The file is there because the log's first segment may expire.
+The file is needed because the log's first segment may expire.
 """
 
 import os
@@ -49,7 +49,7 @@ MAX_LIMIT = 2**63 - 1
 FRAME_LIMITS = range(64 << 10, (256 << 20) + 1)
 
 FIXED_LIMITS = ("max_frame_bytes", "session_ttl_s", "state_bytes")
-"""The settings that a cluster keeps as it was formed with them. A smaller `max_frame_bytes` is refused."""
+"""The settings that are fixed when a cluster is formed. A node with a smaller `max_frame_bytes` is refused."""
 
 
 class GenesisRefused(ClusterError):
@@ -57,7 +57,7 @@ class GenesisRefused(ClusterError):
 
 
 class GenesisInvalid(ClusterError):
-    """A genesis frame does not hold what this program needs of it; the text says what."""
+    """A genesis frame lacks something that this program needs; the text says what."""
 
 
 class Genesis(NamedTuple):
@@ -71,17 +71,17 @@ class Genesis(NamedTuple):
 
     @property
     def payload_bytes(self) -> int:
-        """The most bytes that the packed records of one write may have."""
+        """The maximum size of the packed records of one write, in bytes."""
         return self.limits["max_frame_bytes"] - HEADER_BYTES - ARRAY_HEADS_BYTES
 
     def new_machine(self, machine_type: type[StateMachine]) -> StateMachine:
-        """A machine as the cluster's began, with the limit on its state."""
+        """A machine in the cluster's initial state, with the limit on its size."""
         machine = machine_type(self.initial)
         limit_state(machine, self.limits)
         return machine
 
     def new_sessions(self) -> Sessions:
-        """An empty session table with the cluster's limits; a limit that an old genesis lacks has its default."""
+        """An empty session table with the cluster's limits. Limits that an old genesis lacks have their defaults."""
         return Sessions(**{name: self.limits[name] for name in SESSION_LIMITS if name in self.limits})
 
 
@@ -115,7 +115,7 @@ def read_genesis(raw: bytes) -> Genesis:
     """Decode the genesis record of a frame.
 
     Raises:
-        GenesisInvalid: it is none, lacks a field, or has one of another type or out of range.
+        GenesisInvalid: it is not one, lacks a field, or has a field of the wrong type or out of range.
     """
     try:
         value = decode_system(next(walk_frames(raw)).payload)
@@ -142,10 +142,10 @@ def _check_limits(limits: Mapping[str, Any]) -> None:
 
 
 def check_genesis(genesis: Genesis, machine: tuple[str, int], config: ServeConfig) -> None:
-    """Check that this node is configured as the cluster is.
+    """Check that this node's configuration matches the cluster's.
 
     Raises:
-        GenesisRefused: another machine, another initial value, or too small a `max_frame_bytes`.
+        GenesisRefused: a different machine or initial value, or a `max_frame_bytes` that is too small.
     """
     if genesis.machine != machine:
         ours, theirs = (" version ".join(map(str, pair)) for pair in (machine, genesis.machine))
@@ -164,7 +164,7 @@ def check_genesis(genesis: Genesis, machine: tuple[str, int], config: ServeConfi
 
 
 def ignored_settings(genesis: Genesis, config: ServeConfig) -> list[str]:
-    """A sentence for each limit that this node's configuration gives and the formed cluster has another value of."""
+    """A sentence for each limit in this node's configuration that differs from the formed cluster's."""
     limits = {"session_ttl_s": SESSION_TTL_S, "state_bytes": 0, **genesis.limits}  # Of a genesis that names neither.
     return [
         f"{name} {getattr(config, name)} of this node's configuration has no effect: the cluster was formed with "

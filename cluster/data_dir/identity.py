@@ -1,4 +1,4 @@
-"""The identity file: whose data directory this is. One JSON line and its crc32c in hex, written once, by rename."""
+"""The identity file: which node the data directory belongs to. One JSON line and its crc32c in hex, written once."""
 
 import json
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ LOST_VOTER = (
     "move the whole directory away, once a majority of the other nodes is known to run, and start with an empty one: "
     "the node rejoins as a new member"
 )
-"""The next step where a voter's files are damaged. Never one file alone: each proves something of the others."""
+"""The next step when a voter's files are damaged. Never move a single file: each proves something about the others."""
 
 
 class DataDirRefused(ClusterError):
@@ -33,7 +33,7 @@ class DataDirRefused(ClusterError):
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """Whose data directory it is. `machine` is (name, version); `cluster_id` and `disk_id` have 16 bytes."""
+    """The owner of a data directory. `machine` is (name, version); `cluster_id` and `disk_id` have 16 bytes."""
 
     cluster_id: bytes
     node_id: str

@@ -1,4 +1,4 @@
-"""What the journal says about the end of a log that was cut off when it was opened."""
+"""Logs what was cut off the end of a log when it was opened."""
 
 import structlog
 
@@ -8,7 +8,7 @@ logger = structlog.get_logger(__name__)
 
 
 def report_torn(log: Log) -> None:
-    """Say how many bytes the opening cut off, and warn if it cut off valid frames with them."""
+    """Log how many bytes the opening cut off; warn if there were valid frames among them."""
     torn = log.torn
     if torn is None:
         return
@@ -16,7 +16,7 @@ def report_torn(log: Log) -> None:
         logger.info("bytes after the last whole record were cut off", **torn._asdict())
     else:
         logger.warning(
-            "bytes after the last whole record were cut off, and valid records behind them: the disk wrote out of "
-            "order, as it may before a flush, or it lost bytes, which it may not; watch it",
+            "bytes after the last whole record were cut off, and valid records after them: the disk either wrote out "
+            "of order, which is allowed before a flush, or lost bytes, which never is; check the disk",
             **torn._asdict(),
         )

@@ -1,7 +1,7 @@
-"""What the witnesses say of the other files of a data directory, compared with these files when it is opened.
+"""Compares the witnesses of a data directory with its other files when it is opened.
 
-A file that is older than a witness says was restored from a copy, or was brought back by a disk. The node has answered
-for what is not in it any more: a promise, or records that it acknowledged. So it does not start with it.
+If a file is older than a witness says, it was restored from a copy, or the disk lost a write. The node has made a
+promise or acknowledged records that are no longer in the file, so it must not start with it.
 """
 
 import structlog
@@ -17,10 +17,10 @@ logger = structlog.get_logger(__name__)
 
 
 def read_witnesses(directory: Directory, disk_id: bytes) -> Witnesses:
-    """The witnesses of a formatted directory; they say nothing if it is of an earlier version.
+    """The witnesses of a formatted directory; empty if it was formatted by an earlier version.
 
     Raises:
-        DataDirRefused: one is of another disk, or names an epoch that cannot be.
+        DataDirRefused: one is of another disk, or holds an impossible epoch.
     """
     try:
         witnesses = Witnesses(directory, disk_id)
@@ -32,7 +32,7 @@ def read_witnesses(directory: Directory, disk_id: bytes) -> Witnesses:
 
 
 def check_epoch(path: str, what: str, epoch: int) -> None:
-    """Check that an epoch which a file holds can be (rule 18): no node would believe this one again.
+    """Check that an epoch in a file is possible (rule 18); otherwise no node would ever believe this one.
 
     Raises:
         DataDirRefused: it is at or above 2^63.
@@ -42,10 +42,10 @@ def check_epoch(path: str, what: str, epoch: int) -> None:
 
 
 def check_files(directory: Directory, witnesses: Witnesses, promised_epoch: int) -> None:
-    """Check that promise and mark are not older than the witnesses say. The log is not open yet.
+    """Check that the promise and the mark are not older than the witnesses say. The log is not open yet.
 
     Raises:
-        DataDirRefused: one is. Nothing was changed.
+        DataDirRefused: one of them is older. Nothing was changed.
     """
     known = witnesses.known
     if promised_epoch < known.promised_epoch:
@@ -58,11 +58,13 @@ def check_files(directory: Directory, witnesses: Witnesses, promised_epoch: int)
     if mark.generation >= known.mark_generation:
         return
     if mark.clean or not is_mark_damaged(directory):
-        # The log is not opened by it: what lies above an older clean mark would be cut off.
+        # The log must not be opened with it: everything above an older clean mark would be cut off.
         generations = f"it has generation {mark.generation}, and {known.mark_generation} was durable"
         reason = f"its mark file is an older copy, perhaps with its log: {generations}"
         raise DataDirRefused(directory.path, f"{reason}; {LOST_VOTER}")
-    logger.warning("a slot of the mark is damaged: the log is checked from the other one on, and its end is compared")
+    logger.warning(
+        "a slot of the mark is damaged: the log is checked from the other slot's index on, and its end is compared"
+    )
     witnesses.accept_generation(mark.generation)
 
 
@@ -70,7 +72,7 @@ def check_end(path: str, witnesses: Witnesses, log: Log) -> None:
     """Check that the log, open, reaches as far as the witnesses say.
 
     Raises:
-        DataDirRefused: it does not, or holds an epoch that cannot be.
+        DataDirRefused: it does not, or holds an impossible epoch.
     """
     known, tail = witnesses.known, log.durable_tail
     check_epoch(path, "its log", log.tail.epoch)
@@ -86,11 +88,11 @@ def check_end(path: str, witnesses: Witnesses, log: Log) -> None:
 def check_snapshot(path: str, witnesses: Witnesses | None, log: Log, index: int) -> None:
     """Check that the log may be emptied for a snapshot at `index` that it does not follow (rule 16).
 
-    An install is for a follower that lacks committed records. A snapshot at or below its own commit_index joins its
-    log, unless one of the two is not this node's.
+    An install is for a follower that lacks committed records. A snapshot at or below the node's own commit_index joins
+    its log, unless one of the two belongs to another node.
 
     Raises:
-        DataDirRefused: records that were committed would be lost.
+        DataDirRefused: committed records would be lost.
     """
     committed = max(log.mark_commit_index, 0 if witnesses is None else witnesses.known.commit_index)
     if index <= committed:

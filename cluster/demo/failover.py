@@ -23,7 +23,7 @@ class Failover(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result: `lost` acknowledged commands are not in the log; the state is `off` by so much."""
+    """The result: `lost` acknowledged commands are not in the log; the state is off by `off`."""
 
     failover: Failover
     acknowledged: int

@@ -1,4 +1,4 @@
-"""What all demos share: three nodes that are watched and stopped, and a workload for those that inject a fault."""
+"""Shared by all demos: three nodes that are watched and stopped, and a workload for demos that inject a fault."""
 
 import asyncio
 import shutil

@@ -195,7 +195,7 @@ class LeaderHop:
                 if not in_order:
                     await _drop(upstream)
         finally:
-            upstream.let_go()
+            upstream.break_cycles()
         return socket
 
     def _leader_url(self, request: web.Request) -> tuple[str, URL]:
@@ -265,10 +265,10 @@ async def _pump(source: Socket, target: Socket, passed: Callable[[], None]) -> N
 
 
 class _Upstream(aiohttp.ClientWebSocketResponse):
-    """The leader's end of a stream that is carried."""
+    """The connection to the leader of a carried stream."""
 
-    def let_go(self) -> None:
-        """Forget everything: it is closed, and what it refers to refers to it. So all of it is freed at once."""
+    def break_cycles(self) -> None:
+        """Drop all attributes of the closed connection: they refer back to it, so without this they wait for the GC."""
         self.__dict__.clear()
 
 

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 DOUBT_ADVICE = "restart it, so that it applies the log again; if it still differs, move its data_dir away and rejoin it"
 INSECURE = (
-    "--insecure: this node has no peer secret and believes members from any address, so whoever reaches its port can "
-    "end or empty the cluster; make a secret (`quire secret new FILE`) and give it to every node (--peer-secret-file)"
+    "--insecure: this node has no peer secret and trusts members at any address, so anyone who can reach its port can "
+    "stop or wipe the cluster; make a secret (`quire secret new FILE`) and give it to every node (--peer-secret-file)"
 )
 CLOCK_ALARM_US = 10_000_000
-"""How far a voter's clock may be from the majority's before an operator is told: NTP keeps it far closer."""
+"""A voter whose clock differs from the majority's by more than this raises an alarm. NTP keeps clocks far closer."""
 
 
 def node_status(node: "Node") -> dict[str, Any]:
@@ -186,7 +186,7 @@ def room_alarms(room: StateRoom) -> list[str]:
     if not room.is_scarce:
         return []
     counts = f"the machine's state has {room.size} of at most {room.limit} bytes"
-    return [f"{counts}; beyond that it refuses what makes it larger: delete what is not needed"]
+    return [f"{counts}; once it is full, commands that make it larger are refused: delete what is not needed"]
 
 
 def _nodes(replica: Replica[Waiter], digests: Digests, clock: int) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class Turns:
         self._samples = False
 
     def start(self, is_ready: Callable[[], bool]) -> None:
-        """Begin to measure. Turns before `is_ready` was true for the first time are told apart."""
+        """Begin to measure. Turns before `is_ready` first returned true are counted separately."""
         self._is_ready = is_ready
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGALRM, self._interrupted)
@@ -77,7 +77,7 @@ class Turns:
         self._arm()
 
     def stop(self) -> None:
-        """Measure no more: what comes is the end."""
+        """Stop measuring: the node is shutting down."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

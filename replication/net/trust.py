@@ -1,11 +1,11 @@
-"""Whom a node believes to be a peer (rule 10). It is decided before anything else of a hello counts.
+"""Whom a node accepts as a peer (rule 10). This is decided before anything else in a hello counts.
 
-    with a peer secret    whoever proves one of the secrets
+    with a peer secret    any caller that proves one of the secrets
     without               an id of `--members` or of the log's members record, from a loopback address;
                           with `--insecure` from any address
 
-A disk id proves nothing: `/status` shows it, and a member comes back with another one when its disk was lost. Without a
-secret any process of this machine may therefore claim a member's id.
+A disk id proves nothing: `/status` shows it, and a member returns with another one after it lost its disk. So without a
+secret any process on this machine can claim a member's id.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from ..address import is_loopback
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """The peer secrets of a node, of which the first is spoken, and who its members are."""
+    """A node's peer secrets and its members. It proves the first secret and accepts all of them."""
 
     secrets: tuple[bytes, ...]
     is_member: Callable[[str], bool]

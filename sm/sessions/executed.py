@@ -139,7 +139,7 @@ class Executed:
         self._sessions.used(session, timestamp)
 
     def _was_idle(self, session: int, timestamp: int) -> bool:
-        """Whether an open session was not used for so long that it may have expired."""
+        """Whether an open session has been idle for long enough to have expired."""
         return 0 < self._ttl <= timestamp - self._sessions.last_use(session)
 
     def _close(self, session: int) -> None:

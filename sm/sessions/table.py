@@ -192,9 +192,10 @@ class Sessions:
         return SessionStatus(session, self._names.get(session), replies.recorded_end - 1)
 
     def page(self, after: int, most: int, prefix: str) -> tuple[list[tuple[SessionStatus, int]], int | None]:
-        """The open sessions after an id whose names begin so, by id, with their last use; and the next page's `after`.
+        """(sessions, next `after`): the open sessions with ids above `after` and this name prefix, with their last use.
 
-        The page ends after `most` of them, or PAGE_VISITED sessions; None: it was the last one.
+        Sorted by id. The page ends after `most` of them, or after PAGE_VISITED sessions were looked at. The next
+        `after` is None on the last page.
         """
         ids = sorted(self.replies)
         first = bisect_right(ids, after)

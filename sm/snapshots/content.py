@@ -18,7 +18,7 @@ from typing import Any
 from quire.log import PayloadInvalid, pack
 from quire.log.packing import ExtType, unpack_trusted
 
-from ..errors import MEND, MachineError, SnapshotDamaged, SnapshotInvalid, raised_at, reason_of
+from ..errors import FIX_MACHINE, MachineError, SnapshotDamaged, SnapshotInvalid, raised_at, reason_of
 from ..machine import StateMachine
 from ..sessions.replies import Replies
 from ..sessions.table import Sessions
@@ -89,7 +89,7 @@ def restore_content(pieces: Iterable[bytes], machine: StateMachine, sessions: Se
     except (MachineError, OSError):
         raise
     except Exception as fault:
-        what = f"its restore raised {reason_of(fault)} at {raised_at(fault, type(machine))}; {MEND}"
+        what = f"its restore raised {reason_of(fault)} at {raised_at(fault, type(machine))}; {FIX_MACHINE}"
         raise SnapshotInvalid(machine=machine.name, reason=what) from fault
     for _ in reader.rest():  # Read on to the end: a machine that stops early must not hide a damaged chunk.
         pass

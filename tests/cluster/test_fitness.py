@@ -16,7 +16,7 @@ from quire.cluster.cli.status import NodeRow, node_table
 from quire.cluster.node.fitness import ADVICE, fitness_document, log_levels, sentences
 from quire.replication.core.fitness import FitnessStatus, Level
 from quire.sm import ApplyFailed
-from quire.sm.errors import MEND
+from quire.sm.errors import FIX_MACHINE
 from tests.cluster.running import Reply, RunningCluster, running_cluster
 
 JSON = "application/json"
@@ -164,7 +164,7 @@ async def test_a_node_whose_machine_failed_is_not_ready_and_says_what_to_do(tmp_
         reason = status["reasons"][0]
         assert reason.startswith("applying stopped at index")
         assert "KeyError: 'apply fails'" in reason
-        assert MEND in reason
+        assert FIX_MACHINE in reason
         assert (await cluster.ask("n1", "GET", "/readyz")).status == 503
         assert await level_shown(cluster) == Level.MACHINE_FAILED
 

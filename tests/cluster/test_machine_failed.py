@@ -20,7 +20,7 @@ from quire.log import pack
 from quire.replication import Write
 from quire.replication.core.fitness import Level
 from quire.sm import Applier, ApplyFailed
-from quire.sm.errors import MEND
+from quire.sm.errors import FIX_MACHINE
 from tests.cluster import machines
 from tests.cluster.running import RunningCluster, running_cluster
 
@@ -117,7 +117,7 @@ async def test_the_same_sentence_is_said_once_in_status_in_the_table_in_readyz_a
             line = line_of(machines, "raise KeyError(command)", "def apply")
             assert sentence == (
                 f"applying stopped at index {index}: apply of 'apply fails' raised KeyError: 'apply fails' at "
-                f"{machines.__file__}:{line}; {MEND}"
+                f"{machines.__file__}:{line}; {FIX_MACHINE}"
             )
             status = (await cluster.ask("n1", "GET", "/status")).document
             assert json.dumps(status).count(sentence) == 1

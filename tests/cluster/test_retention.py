@@ -325,7 +325,7 @@ async def test_nothing_expires_for_a_snapshot_whose_files_are_gone_until_another
         assert len(lost) == (2 if harm is folder_is_removed else 1)
         assert len([line for line in journal if line["event"] == "snapshot damaged or lost"]) == len(lost)
         [alarm] = node.status()["alarms"]
-        assert all(text in alarm for text in (*lost, "it no longer lets the log expire", "`quire snapshot`"))
+        assert all(text in alarm for text in (*lost, "so the log cannot expire", "`quire snapshot`"))
         assert node.visible_bounds.lowest_index == 0
 
         monkeypatch.setattr(snapshotting, "AGAIN_AFTER_S", 0.0)  # No bound of records, bytes or time makes one due.
@@ -390,8 +390,8 @@ async def test_without_descriptors_to_look_at_the_snapshots_nothing_expires_for_
             for _ in range(3):
                 reply = await cluster.ask("n1", "POST", "/admin/expire", b"{}", JSON)
                 assert (reply.status, reply.problem) == (503, "state-unavailable")
-            assert "the snapshots cannot be looked at" in node.status()["alarms"][0]
-            assert len([line for line in journal if "cannot be looked at" in line["event"]]) == 1
+            assert "the snapshots cannot be checked" in node.status()["alarms"][0]
+            assert len([line for line in journal if "cannot be checked" in line["event"]]) == 1
         assert (node.visible_bounds.lowest_index, node.failure) == (0, None)
         assert node.status()["snapshots"]["damaged"] == []
         assert (await expire(cluster))["segments"] > 0

@@ -50,7 +50,7 @@ def test_foreign_files_in_a_folder_named_log_are_not_touched() -> None:
     disk.replace("log/syslog", b"somebody's")
     before = content(disk)
 
-    with pytest.raises(DataDirRefused, match="log/syslog, which is no file of a log"):
+    with pytest.raises(DataDirRefused, match="log/syslog, which is not a file of a log"):
         opened(disk)
 
     assert content(disk) == before

@@ -1,4 +1,4 @@
-"""One wrong clock of three: some node leads, the log's time is right, and an operator is told which clock it is."""
+"""One of three clocks is wrong: a node still leads, the log's time is right, and an alarm names the wrong clock."""
 
 import time
 from pathlib import Path

@@ -35,7 +35,7 @@ def test_permanent_faults_leave_a_majority_healthy(voters: int) -> None:
 def test_a_majority_that_stops_breaks_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(phase, "MOST_ELECTIONS", 0)
     outcome = run(plan_of(14))
-    assert outcome.rule == "a sick minority never stops a healthy majority"
+    assert outcome.rule == "a faulty minority never stops a healthy majority"
     assert "fails: clock_rate 0.5" in outcome.failure
 
 

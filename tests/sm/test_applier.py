@@ -24,7 +24,7 @@ from quire.sm import (
     Refused,
     next_digest,
 )
-from quire.sm.errors import MEND, REASON_LENGTH, RESTART
+from quire.sm.errors import FIX_MACHINE, REASON_LENGTH, RESTART
 from tests.sm.frames import TIMESTAMP, Frames, boundary_at
 from tests.sm.test_checks import Even
 
@@ -218,7 +218,7 @@ def test_a_failure_names_command_and_line_and_says_what_to_do() -> None:
 
     line = next(at for at, text in enumerate(Path(__file__).read_text().splitlines(), 1) if 'KeyError("boom")' in text)
     assert str(failure.value) == (
-        f"applying stopped at index 1: apply of 'boom' raised KeyError: 'boom' at {__file__}:{line}; {MEND}"
+        f"applying stopped at index 1: apply of 'boom' raised KeyError: 'boom' at {__file__}:{line}; {FIX_MACHINE}"
     )
 
 

@@ -1,4 +1,4 @@
-"""At most so many of something at a time: long polls, a session's records in flight, a standalone log's requests."""
+"""Concurrency limits: for long polls, a session's records in flight, and the requests of a standalone log."""
 
 import asyncio
 from collections import Counter

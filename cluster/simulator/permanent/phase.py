@@ -80,11 +80,13 @@ class PermanentPhase:
 
     def _judge(self, stopped: Unavailability) -> None:
         if stopped.longest > MOST_ELECTIONS:
-            raise Violation("a sick minority never stops a healthy majority", self.faults, stopped, *self.trace)
+            raise Violation("a faulty minority never stops a healthy majority", self.faults, stopped, *self.trace)
         if stopped.reads > MOST_ELECTIONS:
-            raise Violation("a sick minority never stops a healthy majority's reads", self.faults, stopped, *self.trace)
+            raise Violation(
+                "a faulty minority never stops a healthy majority's reads", self.faults, stopped, *self.trace
+            )
         if stopped.elections > MOST_LEADERS and "crash_loop" not in stopped.kinds:
-            raise Violation("a sick minority unseats no leader after leader", self.faults, stopped, *self.trace)
+            raise Violation("a faulty minority never replaces leader after leader", self.faults, stopped, *self.trace)
 
     def _voters(self) -> list[Node]:
         """The running nodes whose present disk is a voter."""

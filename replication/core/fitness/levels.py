@@ -1,11 +1,11 @@
-"""How fit this node is to lead. The rule: whatever is wrong for good with a minority, a healthy majority goes on.
+"""How fit this node is to lead. The rule: a permanent fault on a minority of nodes never stops a healthy majority.
 
-A leader may be heard by all and still commit nothing, answer nothing or take no write: its disk is full or slow, its
-machine has failed. Heartbeats do not show that, so each node measures itself and says its level in pre-votes,
-heartbeats and echoes. A level counts for who campaigns and who hands over, never for a promise: an unfit node votes and
-replicates.
+Every node may hear a leader that commits nothing, answers nothing or accepts no write, because its disk is full or slow
+or its machine has failed. Heartbeats do not show that, so each node measures itself and sends its level in pre-votes,
+heartbeats and echoes. The level decides who campaigns and who hands over, never who gets a promise: an unfit node still
+votes and replicates.
 
-    level             it holds                                                   it is left
+    level             entered when                                               left when
     APPLY_LAG         a committed record has waited APPLY_TIMEOUTS to be applied  below half of that; machine fails
                       what was committed before a start or an install is not      it is applied: at once
                       applied: from the first measure
