@@ -16,7 +16,7 @@ _short.maxstring = _short.maxother = 60
 _short.maxlevel = 3
 
 FIX_MACHINE = "fix the machine's class, then restart every node with it (docs/machines.md says why that is safe)"
-RESTART = "restart this node; if it stops there again, or all nodes stopped there, mend the machine (docs/machines.md)"
+RESTART = "restart this node; if it stops there again, or all nodes stopped there, fix the machine (docs/machines.md)"
 REPORT = "run `quire log verify` on the stopped node's log; if that finds nothing, it is a fault of quire: report it"
 
 

@@ -1,7 +1,7 @@
 """`archive --every`: one run after another. An outage does not end it: it says its lag, waits, and retries.
 
 An outage is a cluster of which no node answers, or a network that fails under a mounted folder. What waiting does not
-mend ends the rounds as it ends a single run: damage, a foreign log, a gap, a full disk.
+fix ends the rounds as it ends a single run: damage, a foreign log, a gap, a full disk.
 """
 
 from __future__ import annotations
@@ -101,5 +101,5 @@ class Rounds:
 
 
 def is_outage(error: ClusterUnavailable | OSError) -> bool:
-    """Whether waiting may mend it."""
+    """Whether waiting may fix it."""
     return isinstance(error, ClusterUnavailable | ConnectionError | TimeoutError) or error.errno in _NETWORK

@@ -192,9 +192,9 @@ async def test_a_node_that_is_ill_in_two_ways_gives_all_its_reasons(
                     pass
             await until(cluster, lambda status: status["fitness"]["level"] == Level.NO_ROOM)
             node = cluster.nodes["n1"].node
-            node.components.applying.applier.failure = ApplyFailed(index=1, text="a fault", do="mend it")
+            node.components.applying.applier.failure = ApplyFailed(index=1, text="a fault", do="fix it")
             status = await until(cluster, lambda status: status["fitness"]["level"] == Level.MACHINE_FAILED)
-            for told in (ADVICE[Level.NO_ROOM].format(data_dir=tmp_path / "n1"), "a fault; mend it"):
+            for told in (ADVICE[Level.NO_ROOM].format(data_dir=tmp_path / "n1"), "a fault; fix it"):
                 assert any(told in text for text in status["reasons"])
                 assert table_of(status).count(told) == 1
 

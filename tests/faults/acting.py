@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import assert_never
 
 from tests.faults import actions
-from tests.faults.mending import Mending
 from tests.faults.mesh import Dialled, Mesh
+from tests.faults.recovery import Recovery
 from tests.faults.volume import Volume
 from tests.processes.cluster import Cluster, Node, Unreachable
 from tests.processes.faulty import Faults
@@ -32,7 +32,7 @@ class Actor:
         self._places = places
         self._faults = faults
         self._volumes = volumes
-        self.mending = Mending(cluster)
+        self.recovery = Recovery(cluster)
         """The nodes whose processes or disks were touched, and are to be made whole again."""
         self.left_behind: dict[str, int] = {}
         """Where the log of each node ended that was left behind all others' logs."""
@@ -82,10 +82,10 @@ class Actor:
         node = self._places[action.place]
         match action:
             case actions.Damage(_, files, by):
-                self.mending.damage(node, files, None if by is None else self._places[by])
+                self.recovery.damage(node, files, None if by is None else self._places[by])
                 return
             case actions.Replace():
-                self.mending.replace(node)
+                self.recovery.replace(node)
                 return
             case actions.Kill():
                 node.kill()
@@ -95,7 +95,7 @@ class Actor:
                 node.pause()
             case _:
                 assert_never(action)
-        self.mending.away.append(node)
+        self.recovery.away.append(node)
 
     def _make_ill(
         self,
@@ -114,7 +114,7 @@ class Actor:
                 faults.hang_disk()
             case actions.FailMachine():
                 faults.begin("fails")
-                self.mending.failed.append(node)
+                self.recovery.failed.append(node)
             case _:
                 assert_never(action)
 
@@ -125,7 +125,7 @@ class Actor:
             faults.heal()
         for volume in self._volumes.values():
             volume.empty()
-        self.mending.resume()
+        self.recovery.resume()
 
     def _transfer(self, target: Node) -> None:
         body = json.dumps({"target": target.node_id}).encode()

@@ -174,7 +174,7 @@ class Ground:
         expiring = scenario.shape.expiring
         check_memory(watch.growth, INSTALL_GROWTH_BYTES if expiring else MEMORY_GROWTH_BYTES)
         states = {node.node_id: str(node.local_state()["state"]) for node in cluster}
-        touched = {node.node_id for node in actor.mending.touched}
+        touched = {node.node_id for node in actor.recovery.touched}
         may_lack = set(cluster.nodes) - {ARCHIVE} if expiring else touched
         logs, history = self._logs(start, end, touched), traffic.history
         replay = check_logs(logs, history, Sum(before), states, late=self._late, may_lack=may_lack)
@@ -248,7 +248,7 @@ class Ground:
             actor.heal()
         healed = time.monotonic()
         first = cluster.wait_until("a command is acknowledged", lambda: traffic.first_acknowledged(healed))
-        actor.mending.start_again()  # Not before: a majority is there, and needs no other.
+        actor.recovery.start_again()  # Not before: a majority is there, and needs no other.
         traffic.wait_until_all_were_answered(cluster, time.monotonic())
         self._wait_until(time.monotonic() + SETTLED_S)
         cluster.wait_until_ready()

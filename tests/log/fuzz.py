@@ -28,24 +28,24 @@ from quire.log.payload import (
 _CRC = struct.Struct("<I")
 
 
-def mend(raw: bytes) -> bytes:
+def fix(raw: bytes) -> bytes:
     """Return the bytes with the crcs, the length and the version of frames that they would need."""
-    mended = bytearray(raw)
+    fixed = bytearray(raw)
     position = 0
-    while position + HEADER_BYTES < len(mended):
-        length = min(_CRC.unpack_from(mended, position + 4)[0] % 512, len(mended) - position - HEADER_BYTES)
+    while position + HEADER_BYTES < len(fixed):
+        length = min(_CRC.unpack_from(fixed, position + 4)[0] % 512, len(fixed) - position - HEADER_BYTES)
         body = position + HEADER_BYTES
-        _CRC.pack_into(mended, position + 4, length)
-        mended[position + 56 : position + 60] = bytes([mended[position + 56] % 5, 1, 0, 0])
-        _CRC.pack_into(mended, position + 60, crc32c(mended[body : body + length]))
-        _CRC.pack_into(mended, position, crc32c(mended[position + 4 : body]))
+        _CRC.pack_into(fixed, position + 4, length)
+        fixed[position + 56 : position + 60] = bytes([fixed[position + 56] % 5, 1, 0, 0])
+        _CRC.pack_into(fixed, position + 60, crc32c(fixed[body : body + length]))
+        _CRC.pack_into(fixed, position, crc32c(fixed[position + 4 : body]))
         position = body + length
-    return bytes(mended)
+    return bytes(fixed)
 
 
 def fuzz_frames(raw: bytes) -> None:
     """Decode bytes as frames, unchanged and with corrected checksums."""
-    for candidate in (raw, mend(raw)):
+    for candidate in (raw, fix(raw)):
         position = 0
         try:
             for frame in walk_frames(candidate):

@@ -1,4 +1,4 @@
-"""`archive --every` through outages: it retries, says its lag, and ends only for what waiting does not mend."""
+"""`archive --every` through outages: it retries, says its lag, and ends only for what waiting does not solve."""
 
 from __future__ import annotations
 

@@ -51,5 +51,5 @@ async def test_a_batch_with_commands_of_any_legal_size_is_written_and_a_larger_o
         with pytest.raises(RowsRefused, match=f"partition 0, row 1: TOO_LARGE: .* {LIMIT - 4} .* {LIMIT - 5} "):
             await write(0, "too large", ["first", largest + "x", "last"])
         assert state.plan() is None
-        assert await write(0, "mended", ["first", largest, "last", largest]) == 4
+        assert await write(0, "fixed", ["first", largest, "last", largest]) == 4
         assert await write(1, "next", ["next"]) == 1

@@ -325,7 +325,7 @@ def test_a_restore_that_raises_is_named_by_its_line_and_what_to_do() -> None:
 
     disk = Disk()
     three_snapshots(disk)
-    with pytest.raises(SnapshotInvalid, match=rf"its restore raised KeyError: 'kept' at {__file__}:\d+; mend"):
+    with pytest.raises(SnapshotInvalid, match=rf"its restore raised KeyError: 'kept' at {__file__}:\d+; fix"):
         restore_newest(opened(disk), Forgetful, Sessions)
 
 

@@ -23,7 +23,7 @@ class Held(NamedTuple):
     highest_index: int
 
 
-class Mending:
+class Recovery:
     """What is to be made whole again in one scenario."""
 
     def __init__(self, cluster: Cluster) -> None:
