@@ -220,6 +220,8 @@ class History:
         self.writes += 1
         size = self.random.randint(0, self.values)
         commands = [["put", f"k{number % 20}", [number, "x" * size]], ["incr", COUNTER]]
+        if number % 2:  # So that a read that counts the record at its index, or lacks the one below, is seen.
+            commands.reverse()
         path = self.random.choice(("/commands", "/commands", "/records"))
         document: Any = {"commands": commands} if path == "/commands" else commands
         try:
