@@ -63,14 +63,14 @@ def archive(
     every: Annotated[
         float,
         typer.Option(
-            "--every", metavar="SECONDS", min=0, help="Repeat at this interval, also after outages, until Ctrl-C."
+            "--every", metavar="SECONDS", min=0, help="Repeat at this interval, even after outages, until Ctrl-C."
         ),
     ] = 0,
     on: On = "",
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
-    """Append to a Parquet archive what the log has committed after the archive's end."""
+    """Append the log's committed records after the archive's end to a Parquet archive."""
     with _complaining():
         from .archive.rounds import Rounds  # noqa: PLC0415
         from .jobs import archive as run  # noqa: PLC0415
@@ -201,7 +201,7 @@ def replay(
 
 
 def document_of(difference: Difference | KeyDifference) -> dict[str, Any]:
-    """A difference as `--json` prints it. There the boundary's key is `border`: programs read it."""
+    """A difference as `--json` prints it. The boundary's key is `border` there, since programs read it."""
     fields = difference._asdict()
     return {"border": fields.pop("boundary")} | fields
 

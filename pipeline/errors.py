@@ -90,7 +90,7 @@ class BatchTooLarge(PipelineError):
 
 
 class ClusterUnavailable(PipelineError):
-    """No node of the cluster returned what was asked for in time."""
+    """No node of the cluster returned the requested data in time."""
 
     def __init__(self, what: str, timeout_s: float, reasons: dict[str, str]) -> None:
         each = "; ".join(f"{server}: {reason}" for server, reason in reasons.items()) or "no server is named"

@@ -1,4 +1,4 @@
-"""What every job shares: the log split into pieces at frame boundaries, and the pieces run by Spark or in this process.
+"""Shared by all jobs: splitting the log into pieces at frame boundaries, and running them on Spark or in this process.
 
 With a Spark session, each piece is a Spark job of one task, and about as many run at a time as Spark has cores. So a
 result is available as soon as its piece is done, which progress and partial results need, and the first piece that
@@ -77,7 +77,7 @@ def whole_frames(origin: Origin, options: SourceOptions, from_index: int, to_ind
 def _at_boundaries(
     stretches: Sequence[Stretch], servers: tuple[str, ...], cluster_id: str, timeout_s: float
 ) -> list[Stretch]:
-    """The stretches with each end moved to the end of its frame. Only the frame itself tells where that is."""
+    """The stretches with each end moved to the end of its frame, which only the frame itself shows."""
     aligned: list[Stretch] = []
     with closing(ClusterLog(servers, timeout_s, known=cluster_id, page_bytes=1)) as nodes:
         for place, stretch in enumerate(stretches):
@@ -95,7 +95,7 @@ class Outcome(NamedTuple, Generic[Result]):
     """The result of one piece."""
 
     place: int
-    """The piece's position in the list of pieces."""
+    """The piece's number in the list of pieces."""
     result: Result
 
 
@@ -124,7 +124,7 @@ def spread(
     stops iterating, pieces that have started still finish; their outcomes are lost.
 
     Raises:
-        Whatever `work` raises, as soon as it is known here.
+        The errors of `work`, as soon as they arrive here.
     """
     if spark is None:
         for place, piece in enumerate(pieces):

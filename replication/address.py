@@ -1,7 +1,7 @@
 """The address of a node: HOST:PORT.
 
-An IPv4 address inside an IPv6 one, `::ffff:127.0.0.1`, is that IPv4 address everywhere: a socket for both shows its
-IPv4 callers so.
+An IPv4-mapped IPv6 address such as `::ffff:127.0.0.1` is treated as the IPv4 address everywhere, since a dual-stack
+socket shows its IPv4 callers that way.
 """
 
 import re
@@ -10,11 +10,11 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 MAX_ADDRESS = 300
 MAX_HOST = 253
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
-_NUMBERS = re.compile(r"([0-9.]*\.)?[0-9]+\.?")  # No name of a host ends so: it is an IPv4 address, or nothing.
+_NUMBERS = re.compile(r"([0-9.]*\.)?[0-9]+\.?")  # No host name ends like this: it is an IPv4 address, or invalid.
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Split HOST:PORT; the host of an IPv6 address is without brackets and as `host_of` has it. Raises ValueError."""
+    """Split HOST:PORT; the host is as `host_of` returns it, without the brackets of IPv6. Raises ValueError."""
     host, colon, port = address.rpartition(":")
     if not colon or not _is_host(host) or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         shown = repr(address[:MAX_ADDRESS])
@@ -23,7 +23,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def _is_host(host: str) -> bool:
-    """Whether it is an IP address, one of IPv6 in brackets, or may be a name."""
+    """Whether it is an IP address, with brackets for IPv6, or a possible name."""
     if host.startswith("[") and host.endswith("]"):
         return "%" not in host and ":" in host and _ip_address(host[1:-1]) is not None
     if _NUMBERS.fullmatch(host):
@@ -32,19 +32,19 @@ def _is_host(host: str) -> bool:
 
 
 def host_of(host: str) -> str:
-    """The host; an IP address in its shortest form, and an IPv4 one that is inside an IPv6 one as itself."""
+    """The host; an IP address in its shortest form, an IPv4-mapped one as IPv4."""
     address = _ip_address(host) if ":" in host else None
     return host if address is None else str(address)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches that host: a loopback address, or localhost. No other name is looked up."""
+    """Whether only this machine can reach that host: a loopback address or localhost. No name is looked up."""
     address = _ip_address(host)
     return host.lower() == "localhost" if address is None else address.is_loopback
 
 
 def may_serve(listen: str, address: str) -> bool:
-    """Whether somebody who listens on `listen` may be the one whom others reach at `address`.
+    """Whether a node that listens on `listen` may be the one that others reach at `address`.
 
     The ports must be equal. So must two IP addresses, but `0.0.0.0` stands for every IPv4 address and `[::]` for every
     address. A host name may have any address: no name is looked up.

@@ -13,7 +13,7 @@ from quire.log import Kind, pack
 from quire.log.packing import array_head
 
 RUN_BYTES = 32
-"""The most that a write adds to a `runs` frame beside its records: its session, sequence and count, packed."""
+"""The maximum that a write adds to a `runs` frame besides its records: its session, sequence and count, packed."""
 
 SHORT_ARRAY = 16  # A shorter array has a head of one byte.
 
@@ -27,7 +27,7 @@ class Write(Generic[OwnerT_co]):
     """A client's write: the payload of a frame of its kind, with the smallest array head.
 
     `expected_index`: reject the write unless its first record gets this index. `sequence` is that of its first record
-    in `session`; both are 0 without a session. `owner` is whoever waits for the outcome.
+    in `session`; both are 0 without a session. `owner` is the object that waits for the outcome.
     """
 
     payload: bytes
@@ -40,7 +40,7 @@ class Write(Generic[OwnerT_co]):
 
     @property
     def size(self) -> int:
-        """The most bytes that it adds to a frame."""
+        """The maximum number of bytes that it adds to a frame."""
         return len(self.payload) + RUN_BYTES
 
 
@@ -65,7 +65,7 @@ class DraftFrame(NamedTuple, Generic[OwnerT_co]):
 def coalesce(
     writes: Iterable[Write[OwnerT]], next_index: int, misplaced: list[Write[OwnerT]]
 ) -> Iterator[DraftFrame[OwnerT]]:
-    """Yield the frames that hold `writes`, in order. If its `expected_index` differs, a write goes to `misplaced`.
+    """Yield the frames that hold `writes`, in order. A write whose `expected_index` differs goes to `misplaced`.
 
     `next_index` is the log's highest_index before the first frame. All but the last must be appended.
     """
@@ -107,7 +107,7 @@ def _records(write: Write[object]) -> bytes | memoryview:
 
 
 def _is_one_run(shares: Sequence[Share[object]]) -> bool:
-    """Whether the frame header alone can name the session and sequence of every record."""
+    """Whether the frame header alone can hold the session and sequence of every record."""
     first = shares[0].write
     if first.session == 0:
         return all(write.session == 0 for write, _ in shares)

@@ -1,7 +1,7 @@
 """The applier: committed frames in, results and the digest out. After a failure it never continues.
 
-A frame's records execute in record order, without those that a session answers (sessions/retries.py): all at once, or
-in steps of so many commands as the caller wants (`Execution`).
+A frame's records execute in record order, except those that a session answers (sessions/retries.py): all at once, or in
+steps of as many commands as the caller chooses (`Execution`).
 """
 
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
@@ -42,9 +42,9 @@ from .sessions.table import Sessions
 from .snapshots.content import content_of
 
 SHORT_REPLY = 1024
-"""A reply of more records is packed in a step of its own."""
+"""The reply to more records than this is packed in a step of its own."""
 SHORT_REPLY_BYTES = 1 << 20
-"""The digest of a longer one takes a step of its own: 10 MiB are packed in 10 ms, and hashed in 15."""
+"""The digest of a longer reply is computed in a step of its own: 10 MiB take 10 ms to pack and 15 ms to hash."""
 
 ApplyBatch = Callable[[Sequence[Any], Sequence[Context]], list[Any]]
 Runs = Sequence[tuple[int, int, int]]
@@ -70,7 +70,7 @@ class Applied(NamedTuple):
 
 
 class _Reply(NamedTuple):
-    """What the commands of a frame gave, and the digest after them."""
+    """The results of a frame's commands, and the digest after them."""
 
     results: list[Any]
     refused: list[list[Any]]
@@ -80,11 +80,10 @@ class _Reply(NamedTuple):
 
 
 class Execution:
-    """A frame on its way through the machine: `step` until that returns True, then `finish`.
+    """The execution of one frame: call `step` until it returns True, then `finish`.
 
-    In between the machine and the sessions are in the middle of the frame: nothing may read them. `step` may run in
-    another thread, one call at a time; what the applier says of itself (applied_index, digest, ...) changes in
-    `finish`.
+    In between, the machine and the sessions are in the middle of the frame, and nothing may read them. `step` may run
+    in another thread, one call at a time; the applier's attributes (applied_index, digest, ...) change in `finish`.
     """
 
     def __init__(self, applier: "Applier", frame: Frame) -> None:
@@ -142,9 +141,9 @@ class Applier:
         sessions: Sessions | None = None,
         supported: Collection[str] = FEATURES,
     ) -> None:
-        """`machine` and `sessions` are as of `boundary`: that of a restored snapshot, or the log's start.
+        """`machine` and `sessions` are in the state at `boundary`: that of a restored snapshot, or the log's start.
 
-        `supported` are the features that this program has.
+        `supported` are the features that this program knows.
         """
         self.machine = machine
         self.sessions = Sessions() if sessions is None else sessions
@@ -173,7 +172,7 @@ class Applier:
         Raises:
             ApplyFailed: the machine raised something other than Refused, or the frame cannot be applied; every later
                 call raises it again.
-            MemoryError: this process, beside the machine, lacks memory; every later call raises ApplyFailed.
+            MemoryError: this process ran out of memory outside of the machine; every later call raises ApplyFailed.
             FrameOutOfOrder: the frame does not start at applied_index; nothing was changed.
         """
         execution = self.begin(frame)
@@ -182,7 +181,7 @@ class Applier:
         return execution.finish()
 
     def begin(self, frame: Frame) -> Execution:
-        """Begin to apply the next frame; nothing is changed yet. End it before anything else is asked of the applier.
+        """Begin to apply the next frame; nothing is changed yet. Finish it before calling anything else here.
 
         Raises:
             ApplyFailed, FrameOutOfOrder: as `apply`.
@@ -222,7 +221,7 @@ class Applier:
 
     @property
     def boundary(self) -> Boundary:
-        """Where the applier is: the boundary of a snapshot taken now."""
+        """The boundary that the applier has reached: that of a snapshot taken now."""
         return Boundary(
             self._tail,
             self._members_index,
@@ -250,7 +249,7 @@ class Applier:
         if self.failure is not None:
             raise self.failure.with_traceback(None)
         if self._is_inside:
-            raise RuntimeError(f"the frame at {self.applied_index} is applied in part: wait for its end")
+            raise RuntimeError(f"the frame at {self.applied_index} is partly applied; wait until it is finished")
 
     def _apply_system(self, frame: Frame) -> tuple[list[Any], list[list[Any]]]:
         """Open or close a session, note the members and the features. Raises ApplyFailed, also for an unknown type."""
@@ -293,7 +292,7 @@ class Applier:
         self.features |= frozenset(names)
 
     def steps_of(self, frame: Frame) -> Generator[None, int, _Reply | None]:
-        """For `Execution`: execute as many commands after each `yield` as it is sent. Raises ApplyFailed."""
+        """For `Execution`: after each `yield`, execute as many commands as were sent. Raises ApplyFailed."""
         most = yield
         header = frame.header
         if header.kind == Kind.SYSTEM:
@@ -332,7 +331,7 @@ class Applier:
         """The frame's runs (empty if no record has a session) and its values. Raises ApplyFailed."""
         header, payload = frame
         if header.kind == Kind.BLOB and not self._takes_blobs:
-            raise _failed(header, f"it is a blob, and machine {self.machine.name!r} takes none", FIX_MACHINE)
+            raise _failed(header, f"it is a blob, and machine {self.machine.name!r} does not accept blobs", FIX_MACHINE)
         only_run = ((header.session, header.sequence, header.count),) if header.session else ()
         try:
             match header.kind:
@@ -352,9 +351,9 @@ class Applier:
     def _execute(
         self, header: FrameHeader, commands: list[Any], positions: list[int] | None, first: int, most: int
     ) -> list[Any]:
-        """The result or Refused of the `most` commands from the `first` on of those at `positions` of the frame.
+        """The results or Refused of `most` commands, from number `first` on, of those at `positions` in the frame.
 
-        `positions` None means all of the frame. Raises ApplyFailed.
+        None for `positions` means all commands. Raises ApplyFailed.
         """
         contexts: Sequence[Context] = Contexts(header.index, header.count, header.epoch, header.timestamp)
         if positions is not None:
@@ -383,7 +382,7 @@ class Applier:
         raise _failed(header, text, FIX_MACHINE, position=0 if positions is None else positions[0])
 
     def _machine_failed(self, header: FrameHeader, what: str, error: BaseException, position: int) -> ApplyFailed:
-        """What the machine raised, and where in its code."""
+        """The error for an exception of the machine, with the location in its code."""
         do = RESTART if isinstance(error, MemoryError) else FIX_MACHINE
         return _failed(header, f"{what} at {raised_at(error, type(self.machine))}", do, position=position)
 
@@ -401,7 +400,7 @@ class Applier:
             return kept, refused, pack([kept, refused])
         except PayloadInvalid as error:
             position = _first_unpackable(kept, refused)
-            text = f"the result of {short_command(commands[position])} is no msgpack value ({reason_of(error)})"
+            text = f"the result of {short_command(commands[position])} is not a msgpack value ({reason_of(error)})"
             text = f"{text}; apply is at {defined_at(type(self.machine), 'apply')}"
             raise _failed(header, text, FIX_MACHINE, position=position) from error
 
@@ -442,7 +441,7 @@ def _first_unpackable(results: list[Any], refused: list[list[Any]]) -> int:
 
 
 def _shown(commands: Sequence[Any]) -> str:
-    """The commands of a call of `apply_batch`."""
+    """The commands of a call of `apply_batch`, in words."""
     return f"{len(commands)} commands, the first {short_command(commands[0])}"
 
 

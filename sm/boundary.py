@@ -1,6 +1,6 @@
-"""A frame boundary, as an applier knows it: where it is in the log, and what follows from the log below it.
+"""A frame boundary as an applier knows it: where it is in the log, and the facts derived from the log below it.
 
-The digest is a hash chain over what was applied and what was answered, equal on equal replicas:
+The digest is a hash chain over the applied frames and their replies, equal on equal replicas:
 
     digest' = blake2b-16( digest 16 | index u64 | crc32c u32 | msgpack([results, refused]) )      little-endian
 

@@ -16,8 +16,10 @@ _short.maxstring = _short.maxother = 60
 _short.maxlevel = 3
 
 FIX_MACHINE = "fix the machine's class, then restart every node with it (docs/machines.md says why that is safe)"
-RESTART = "restart this node; if it stops there again, or all nodes stopped there, fix the machine (docs/machines.md)"
-REPORT = "run `quire log verify` on the stopped node's log; if that finds nothing, it is a fault of quire: report it"
+RESTART = (
+    "restart this node; if it stops there again, or if all nodes stopped there, fix the machine (docs/machines.md)"
+)
+REPORT = "run `quire log verify` on the stopped node's log; if that finds nothing, this is a bug in quire: report it"
 
 
 class MachineError(QuireError):
@@ -53,7 +55,7 @@ class SnapshotInvalid(MachineError):
 
 
 class SnapshotDamaged(MachineError):
-    """A snapshot's bytes are not what was written: it is quarantined, and an older one is used."""
+    """A snapshot's bytes are not those that were written: it is quarantined, and an older one is used."""
 
     def __init__(self, *, snapshot: str, reason: str) -> None:
         super().__init__(f"snapshot {snapshot} is damaged: {reason}")
@@ -62,7 +64,7 @@ class SnapshotDamaged(MachineError):
 
 
 class SnapshotForeign(MachineError):
-    """A whole snapshot of another cluster, machine or machine version; it is left as it is."""
+    """A whole snapshot of another cluster, machine or machine version; it is left unchanged."""
 
     def __init__(self, *, snapshot: str, what: str, found: str, expected: str) -> None:
         super().__init__(f"snapshot {snapshot} is of {what} {found}, not {expected}")
@@ -84,7 +86,7 @@ class SnapshotTooEarly(MachineError):
 
 
 class CheckFailed(MachineError):
-    """A machine's `check` raised something other than Refused: the machine's fault, not the caller's."""
+    """A machine's `check` raised an exception other than Refused: the machine's fault, not the caller's."""
 
     def __init__(self, *, position: int | None, reason: str) -> None:
         where = "" if position is None else f" on command {position}"
@@ -103,11 +105,11 @@ class CommandFailed(MachineError):
 
 
 class ApplyFailed(MachineError):
-    """Applying stopped at this index for as long as the process lives: the machine or the frame is at fault.
+    """Applying stopped at this index until the process restarts: the machine or the frame is at fault.
 
-    Usually it stops on all replicas then. If the machine raised MemoryError, it may be this process alone. `do` says
-    what an operator should do. The message is the one sentence for this failure: readiness, status, journal and
-    callers all get it as it is.
+    Usually it then stops on all replicas; after a MemoryError of the machine it may be this process alone. `do` says
+    what an operator should do. The message is the only sentence for this failure: it is used unchanged in readiness,
+    status, the journal and answers to callers.
     """
 
     def __init__(self, *, index: int, text: str, do: str) -> None:
@@ -127,7 +129,7 @@ class FrameOutOfOrder(MachineError):
 
 
 def reason_of(error: BaseException) -> str:
-    """The error's type and message, in one line of bounded length."""
+    """The error's type and message, on one line of bounded length."""
     try:
         message = in_one_line(str(error))
     except Exception as fault:  # noqa: BLE001  # It is a machine's exception: its own text must not hide it.
@@ -136,12 +138,12 @@ def reason_of(error: BaseException) -> str:
 
 
 def short_command(command: Any) -> str:
-    """A command in one line of bounded length."""
+    """A command on one line of bounded length."""
     return in_one_line(_short.repr(command))
 
 
 def in_one_line(text: str) -> str:
-    """The text's beginning, in one line of bounded length."""
+    """The beginning of the text, on one line of bounded length."""
     line = " ".join(text[: 2 * REASON_LENGTH].split())
     return line if len(line) <= REASON_LENGTH else line[: REASON_LENGTH - 3] + "..."
 

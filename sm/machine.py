@@ -1,4 +1,4 @@
-"""What a state machine is: the protocol, a command's context, refusals, and the check of a request's commands.
+"""State machines: the protocol, a command's context, refusals, and the check of a request's commands.
 
 A machine is deterministic: two machines that start from the same initial value and apply the same commands at the
 same indices have equal states and give equal results. So a machine reads no clock (the context has the leader's
@@ -13,7 +13,7 @@ from quire import QuireError
 from .errors import CheckFailed, reason_of
 
 STATE_BYTES = 512 << 20
-"""The limit on a machine's state, unless the cluster is formed with another. The process takes more than that."""
+"""The limit on a machine's state, unless the cluster is formed with another. The process needs more memory."""
 SCARCE = 0.9
 """The share of the limit above which a state is nearly full."""
 
@@ -74,11 +74,11 @@ class Refused(QuireError):
 
 @runtime_checkable
 class StateMachine(Protocol):
-    """A deterministic machine. What reads or changes its state is called from one thread, one call at a time.
+    """A deterministic machine. Methods that read or change its state are called from one thread, one call at a time.
 
-    That is a thread of the machine's own, so that a slow `apply` or `query` slows down its callers and not the node. A
-    class whose every command and query takes well below a millisecond can say `quick = True`: it then runs on the
-    node's event loop, which saves some 100 us a frame. `check` is called on another instance, on the event loop.
+    The machine has that thread to itself, so that a slow `apply` or `query` delays its callers and not the node. A
+    class whose commands and queries all take well below a millisecond can set `quick = True`: it then runs on the
+    node's event loop, which saves some 100 us per frame. `check` is called on another instance, on the event loop.
 
     Two methods are optional, for speed. They must do what `apply` and `check` do, command by command:
     `apply_batch(commands, contexts: Sequence[Context]) -> list[Any]` returns the result or the Refused of each
@@ -86,10 +86,10 @@ class StateMachine(Protocol):
 
     A third is optional, for a machine that can bound its state: `limit_state(limit_bytes: int) -> None` is called on a
     new machine, before its first command and before `restore`, if the cluster's genesis has the limit `state_bytes`.
-    From then on `apply` refuses what would make the state grow beyond it. What the state counts must follow from the
-    state alone, so that a restored replica refuses the same; what does not make it grow must pass. A class that gains
-    or loses the method is another version. Its attribute or property `state_size: int` is what the state counts; it is
-    read at any time, also while another thread is inside `apply`, for the node's metrics and alarms.
+    From then on, `apply` refuses commands that would make the state larger than the limit. The counted size must depend
+    on the state alone, so that a restored replica refuses the same commands; commands that do not make it larger must
+    pass. A class that gains or loses the method needs a new version. Its attribute or property `state_size: int` is the
+    counted size; the node's metrics and alarms read it at any time, even while another thread is inside `apply`.
     """
 
     name: str
@@ -119,38 +119,38 @@ class StateMachine(Protocol):
         ...
 
     def restore(self, chunks: Iterable[bytes]) -> None:
-        """Replace the state by a snapshot's, whatever the chunk sizes. Raises SnapshotInvalid, changing nothing."""
+        """Replace the state with a snapshot's; chunks have any size. Raises SnapshotInvalid, changing nothing."""
         ...
 
 
 def limit_state(machine: StateMachine, limits: Mapping[str, int]) -> None:
-    """Tell a new machine the limit on its state, if the genesis's limits have one and the machine can use it."""
+    """Set a new machine's limit on its state, if the genesis has one and the machine supports it."""
     state_bytes = limits.get("state_bytes", 0)
     if state_bytes and (limited := getattr(machine, "limit_state", None)) is not None:
         limited(state_bytes)
 
 
 class StateRoom(NamedTuple):
-    """What a state counts, and the most that it may count, in bytes; 0 if nothing counts it, or nothing limits it."""
+    """The counted size of a state and its limit, in bytes; each is 0 if there is none."""
 
     size: int
     limit: int
 
     @property
     def is_scarce(self) -> bool:
-        """Whether it is nearly full, so that an operator has to know."""
+        """Whether it is nearly full, which raises an alarm."""
         return self.limit > 0 and self.size > SCARCE * self.limit
 
 
 def state_room(machine: StateMachine, limits: Mapping[str, int]) -> StateRoom:
-    """How full the machine's state is, if it counts that."""
+    """How full the machine's state is, if the machine counts it."""
     if not hasattr(machine, "limit_state"):
         return StateRoom(0, 0)
     return StateRoom(int(getattr(machine, "state_size", 0)), limits.get("state_bytes", 0))
 
 
 def is_quick(machine: StateMachine) -> bool:
-    """Whether the machine's class says that its commands and queries take well below a millisecond."""
+    """Whether the machine's class declares that its commands and queries take well below a millisecond."""
     return bool(getattr(machine, "quick", False))
 
 

@@ -1,13 +1,13 @@
-"""A test kit for your own machine: it checks, from the outside, what every replica relies on.
+"""A test kit for your own machine: it checks, from the outside, the properties that replicas rely on.
 
     from quire.sm.testing import check_machine
 
     def test_stock_is_a_machine():
         check_machine("stock:Stock", commands=[["put", "nails", 3], ["take", "nails", 5]], refused=[["steal", "nails"]])
 
-`commands` are commands that a log may hold; the more of the machine they reach, the more is checked. Each check can
-also be called alone. A finding is a MachineFaulty, which pytest shows as a failed assertion: its text says what
-differs, where, and what the usual reasons are.
+`commands` are commands that a log may hold; the more of the machine they cover, the more is checked. Each check can
+also be called alone. A finding is raised as MachineFaulty, which pytest shows as a failed assertion: its text says what
+differs, where, and what the usual causes are.
 """
 
 import json
@@ -24,7 +24,7 @@ from .applier import Applier
 from .machine import Context, Refused, StateMachine, check_batch, check_one_by_one, limit_state
 from .machines.registry import default_initial, load_machine
 
-RESULT_BYTES = 64 << 10  # A session keeps thousands of results; a machine with longer results must say so.
+RESULT_BYTES = 64 << 10  # A session keeps thousands of results; a machine with longer results must pass `result_bytes`.
 CHUNK_BYTES = 16 << 20  # Of a snapshot: a node has a whole chunk in memory while it writes it.
 BATCH_COMMANDS = 10
 LIMITS_BYTES = (1, 16, 256, 4096, 65_536)
@@ -37,7 +37,7 @@ SHOWN_CHARACTERS = 200
 
 
 class MachineFaulty(AssertionError):
-    """The machine violates what replicas rely on."""
+    """The machine violates a property that replicas rely on."""
 
 
 def check_machine(
@@ -55,7 +55,7 @@ def check_machine(
     initial value; None means the machine's default. `result_bytes`: the longest result it may give, as msgpack.
 
     Raises:
-        MachineFaulty: what is wrong, and at which command.
+        MachineFaulty: a check failed; the text says why, and at which command.
         MachineUnknown, InitialInvalid: the machine cannot be loaded or created.
     """
     check_commands(spec, commands, refused=refused, initial=initial)
@@ -140,7 +140,7 @@ def check_batches(spec: str, commands: Sequence[Any], *, initial: Any = None) ->
                     raise MachineFaulty(f"apply_batch answered {_at(at, logged)} with {said}")
             if _snapshot(plain) != _snapshot(batching):
                 last = start + len(batch) - 1
-                raise MachineFaulty(f"apply_batch left another state than apply, after {_at(last, logged)}")
+                raise MachineFaulty(f"apply_batch led to a different state than apply, after {_at(last, logged)}")
 
 
 def check_queries(spec: str, commands: Sequence[Any], queries: Sequence[Any], *, initial: Any = None) -> None:
@@ -156,7 +156,7 @@ def check_queries(spec: str, commands: Sequence[Any], queries: Sequence[Any], *,
 
 
 def check_snapshots(spec: str, commands: Sequence[Any], *, initial: Any = None) -> None:
-    """A machine restored from a snapshot, whatever the chunk sizes, continues like the original."""
+    """A machine restored from a snapshot, in chunks of any size, continues like the original."""
     logged = _as_logged(commands)
     used = _made(spec, initial)
     for position, command in enumerate(logged):
@@ -169,7 +169,9 @@ def check_snapshots(spec: str, commands: Sequence[Any], *, initial: Any = None) 
         for machine, size in ((restored, 7), (used, max(1, len(snapshot)))):
             machine.restore(snapshot[start : start + size] for start in range(0, len(snapshot), size))
             if _snapshot(machine) != snapshot:
-                raise MachineFaulty(f"{where} gives another snapshot; is the whole state in it, in a fixed order?")
+                raise MachineFaulty(
+                    f"{where} gives a different snapshot; does it contain the whole state, in a fixed order?"
+                )
         for position, command in enumerate(logged[split:], split):
             one, other = (_reply(_apply(machine, command, position)) for machine in (restored, original))
             if one != other:
@@ -241,7 +243,7 @@ def _run_child(spec: str, commands: list[Any], initial: Any, hash_seed: str, tim
 
 
 def run_child() -> None:
-    """The child process of `check_determinism`: apply the commands from stdin, write what came of it to stdout."""
+    """The child process of `check_determinism`: apply the commands from stdin, write the outcome to stdout."""
     spec, commands, initial = unpack(bytes.fromhex(sys.stdin.read()), ext=True)
     machine = _made(spec, initial)
     applier = Applier(machine)

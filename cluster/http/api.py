@@ -1,4 +1,4 @@
-"""What an application holds for its middleware and its handlers."""
+"""The objects that an application holds for its middleware and handlers."""
 
 from collections.abc import Container
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ class Admission:
     response_bodies: ResponseBodyLimit = field(default_factory=ResponseBodyLimit)
 
     def origin_of(self, request: web.Request) -> str:
-        """Whom the request counts against: the member that forwarded it, else the address that it came from."""
+        """What the request counts against: the member that forwarded it, or else the address that it came from."""
         member = request.headers.get(FORWARDED)
         if member is not None and member in self.members:
             return f"member {member}"

@@ -96,8 +96,8 @@ def make_app(
 ) -> web.Application:
     """The application of `node`: the HTTP API, and the node's routes for its peers.
 
-    It refuses requests over the connections that `connections` accepted above its limit. `turns` are those of the loop,
-    if somebody measures them; `dropped_lines` are those of the process's output that were not written.
+    It refuses requests on connections that `connections` accepted above its limit. `turns` are those of the loop, if
+    they are measured; `dropped_lines` counts lines of the process's output that were dropped.
     """
     app = web.Application(middlewares=[errors_as_problems(HEADERS)])
     connections = ConnectionLimit() if connections is None else connections
@@ -129,10 +129,10 @@ async def serve_app(runner: web.AppRunner, connections: ConnectionLimit, listeni
 async def accept_more(
     runner: web.AppRunner, connections: ConnectionLimit, listening: socket.socket
 ) -> list[asyncio.Server]:
-    """Accept up to ACCEPTED_IN_TURN connections in a turn of the loop, of a socket that `serve_app` serves.
+    """Accept up to ACCEPTED_IN_TURN connections per turn of the loop from a socket that `serve_app` serves.
 
-    libuv accepts one. With turns of 50 ms that is twenty a second: whoever opens more would lock all others out, peers
-    included. So the loop watches the socket that many times.
+    libuv accepts one per turn. With turns of 50 ms that is 20 per second: a client that opens more would lock out all
+    others, including peers. So the loop watches the socket that many times.
     """
     if runner.server is None:
         raise RuntimeError("a runner that is set up has a server")
@@ -158,7 +158,7 @@ def _gauges(admission: Admission, api: Callable[[], NodeApi]) -> list[Gauge]:
     bodies, responses, connections = admission.request_bodies, admission.response_bodies, admission.connections
     return [
         Gauge("quire_http_waiting", "Requests waiting at the end of the log", lambda: len(api().long_polls)),
-        Gauge("quire_http_body_bytes", "Body bytes of unanswered requests", lambda: bodies.held_bytes),
+        Gauge("quire_http_body_bytes", "Bytes of the bodies of unanswered requests", lambda: bodies.held_bytes),
         Gauge(
             "quire_http_held_bytes",
             "Bytes of long responses that callers have not read",
@@ -170,7 +170,7 @@ def _gauges(admission: Admission, api: Callable[[], NodeApi]) -> list[Gauge]:
 
 
 def errors_as_problems(known_headers: frozenset[str]) -> Middleware:
-    """A middleware that answers with a problem for what a handler raises, and refuses unknown `Quire-` headers."""
+    """A middleware that turns errors of handlers into problems, and refuses unknown `Quire-` headers."""
 
     @web.middleware
     async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -213,13 +213,13 @@ def errors_as_problems(known_headers: frozenset[str]) -> Middleware:
 
 
 async def _sent(request: web.Request, response: web.StreamResponse, admission: Admission) -> web.StreamResponse:
-    """The response, sent if it is long. If there is no room for it, a problem that says what that means for a write."""
+    """The response, sent here if it is long. If there is no room for it, a problem says what became of the write."""
     try:
         return await admission.response_bodies.send(request, admission.origin_of(request), response)
     except Overloaded as error:
         drop_frames(error)
         nothing_written = _reads(request) or 400 <= response.status < 500 or response.status == 503
-        unknown = OutcomeUnknown("the request was executed, but there was no room for its long answer")
+        unknown = OutcomeUnknown("the request was executed, but there was no room for its long response")
         return problem_of(error if nothing_written else unknown, request[REQUEST_ID_KEY])
 
 
@@ -264,9 +264,9 @@ def _refuse_headers(request: web.Request, known: frozenset[str]) -> None:
     for name in READ_HEADERS:
         if not request.headers.get(name, "").isascii():
             raise Malformed(f"header {name} has characters that are not ASCII")
-    # Compressed bytes would otherwise be in the log for ever, as the bytes of a value.
+    # Otherwise compressed bytes would stay in the log forever as the bytes of a value.
     if (coding := request.headers.get("Content-Encoding", IDENTITY)).strip().lower() != IDENTITY:
-        raise UnsupportedMedia(f"content encoding {coding[:24]!r} is not supported; send the body as it is")
+        raise UnsupportedMedia(f"content encoding {coding[:24]!r} is not supported; send the body uncompressed")
 
 
 def _of_http_exception(request: web.Request, error: web.HTTPException, request_id: str) -> web.Response:
@@ -286,7 +286,7 @@ async def _add_leader(request: web.Request, response: web.StreamResponse) -> Non
 
 
 def set_headers_of_all(app: web.Application, browsers: BrowserGuard) -> None:
-    """Have every response say the request's id, which pages may read it, and not which program sends it."""
+    """Set the headers of every response: the request's id and which pages may read it; remove `Server`."""
     app.on_response_prepare.append(_set_headers)
     if browsers.allowed_origins:
         app.on_response_prepare.append(share_with_origin)

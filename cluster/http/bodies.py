@@ -1,7 +1,7 @@
 """Bodies: the commands, records or query of a request, and responses as JSON or msgpack.
 
-A body is exactly what its content type says, or it is refused. Responses as msgpack are exact; `quire.log.json_text`
-defines what JSON makes of bytes and other values that it has no type for.
+A body must be exactly what its content type says, or it is refused. Responses in msgpack are exact;
+`quire.log.json_text` defines how bytes and other values without a JSON type look in JSON.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ RAW_FRAMES = "application/vnd.quire.frames"
 
 _CHARSETS = frozenset({None, "utf-8", "utf8"})
 _DOCUMENTS = (JSON, MSGPACK)
-_COMMANDS = b"\x81" + pack("commands")  # So a map with that one key begins.
+_COMMANDS = b"\x81" + pack("commands")  # The first bytes of a map with only that key.
 
 
 async def read_body(request: web.Request, limit: int) -> bytes:
@@ -99,7 +99,7 @@ def _at_most(values: list[Any], most: int, what: str) -> list[Any]:
 
 
 def _refuse_more(count: int, most: int, what: str) -> None:
-    """Before they are decoded, where their number is known: a refusal should cost little."""
+    """Raise LimitExceeded above `most`; called before decoding where the count is known, so a refusal is cheap."""
     if count > most:
         raise LimitExceeded(f"the number of {what}", count, most)
 

@@ -1,9 +1,8 @@
 """The hop to the leader: requests, and streams of commands.
 
-A request is forwarded once: if it arrives with `Quire-Forwarded` at a node that does not lead, the answer is 503. A
-connection that could not be made proves that nothing was written. One that breaks after the request was sent, or
-carries nothing back in time, proves nothing, so the outcome of a write is then unknown. Nobody waits for a leader that
-has not been heard for an election timeout.
+A request is forwarded once: if it arrives with `Quire-Forwarded` at a node that does not lead, the answer is 503. If no
+connection could be made, nothing was written. If the connection breaks after the request was sent, or no answer comes
+in time, the outcome of a write is unknown. No request waits for a leader that was not heard for an election timeout.
 """
 
 import asyncio
@@ -50,7 +49,7 @@ Socket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """A request on its way to a leader, and when that leader was last heard."""
+    """A request sent to a leader, and when that leader was last heard."""
 
     leader: str
     deadline: asyncio.Timeout
@@ -90,7 +89,7 @@ class LeaderHop:
             await asyncio.gather(watching, return_exceptions=True)
 
     async def _watch(self) -> None:
-        """End the calls to a leader that is heard no longer: what it would answer may never arrive."""
+        """End the calls to a leader that is no longer heard: its answers may never arrive."""
         loop, patience_s = asyncio.get_running_loop(), self._node.config.election_timeout_ms / 1000
         while True:
             await asyncio.sleep(patience_s / 2)
@@ -102,11 +101,11 @@ class LeaderHop:
                     call.deadline.reschedule(now)
 
     async def forward(self, request: web.Request, body: bytes | None, *, writes: bool) -> web.Response | None:
-        """The leader's response; None if this node leads and answers by itself.
+        """The leader's response; None if this node leads and must answer itself.
 
         Raises:
             NotLeader: the request was forwarded already.
-            NoLeader, LeaderUnreachable: it was not sent, or it `writes` nothing.
+            NoLeader, LeaderUnreachable: it was not sent, or it is not a write.
             OutcomeUnknown: it was sent, and no response arrived.
         """
         node = self._node
@@ -224,7 +223,7 @@ async def _held_content(request: web.Request, response: aiohttp.ClientResponse, 
                 responses.reserve(request, origin, size)
     except Overloaded:
         if writes:
-            raise OutcomeUnknown("the request was executed, but there was no room for its long answer") from None
+            raise OutcomeUnknown("the request was executed, but there was no room for its long response") from None
         raise
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -236,15 +235,15 @@ def connect_timeout_s(node: "Node") -> float:
 
 
 def ping_s(node: "Node") -> float:
-    """How long the leader's end of a stream may say nothing before it is pinged."""
+    """How long the leader may be silent on a stream before it is pinged."""
     return max(SHORTEST_PING_S, PING_TIMEOUTS * node.config.election_timeout_ms / 1000)
 
 
 def hop_headers(node: "Node", request: web.Request, member: str) -> dict[str, str]:
-    """What a node adds to a request that it passes on to a member: that it was forwarded, and its id.
+    """The headers that a node adds to a request that it forwards to a member: that it was forwarded, and its id.
 
-    `Host` is the member's own address, whichever link leads there. If the log names one, it is that: all members accept
-    it, also while their configurations are changed from node to node.
+    `Host` is the member's own address, even if a link is used. If the log has an address for it, that one is sent: all
+    members accept it, even while their configurations are being changed node by node.
     """
     named = None if node.formed is None else node.formed.replica.members.of_node(member)
     address = node.config.members[member] if named is None or name_in(named.address) is None else named.address
@@ -259,7 +258,7 @@ async def _pump(source: Socket, target: Socket, passed: Callable[[], None]) -> N
     while (message := await source.receive()).type in MESSAGES:
         passed()
         if message.type is WSMsgType.TEXT:
-            await target.send_str(message.data)  # The leader answers what is wrong with it.
+            await target.send_str(message.data)  # The leader answers with what is wrong with it.
         else:
             await target.send_bytes(message.data)
 
@@ -273,7 +272,7 @@ class _Upstream(aiohttp.ClientWebSocketResponse):
 
 
 async def _drop(upstream: aiohttp.ClientWebSocketResponse) -> None:
-    """Close at once: a closing handshake would read the answers that are due, and so have the leader make more."""
+    """Close at once: a closing handshake would read outstanding answers, and so make the leader send more."""
     with suppress(TimeoutError):
         async with asyncio.timeout(0):
             await upstream.close()

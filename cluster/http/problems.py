@@ -7,7 +7,7 @@ conclude:
 - 504: the outcome is unknown
 - 500: a fault of the node; a write's outcome is unknown, except after `check-failed`: nothing was written
 
-It says so of this request. What became of an earlier copy of a write, only its session says.
+This holds for this request only. Only the session knows what became of an earlier copy of a write.
 """
 
 import json
@@ -59,7 +59,7 @@ from ..errors import (
 )
 
 TYPE_PREFIX = "urn:quire:problem:"
-SESSION_CODE = "Quire-Session-Code"  # As a header: a WebSocket's client is shown no body when it is refused.
+SESSION_CODE = "Quire-Session-Code"  # Sent as a header, because a WebSocket client cannot read the body of a refusal.
 PROBLEM_JSON = "application/problem+json"
 
 
@@ -76,7 +76,7 @@ class NotReady(ClusterError):
 
 
 class Answer(NamedTuple):
-    """How one error is answered. `retry_after_s` is given where the same request may succeed later."""
+    """How one error is answered. `retry_after_s` is set if the same request may succeed later."""
 
     status: int
     name: str
@@ -87,7 +87,7 @@ class Answer(NamedTuple):
 ANSWERS: dict[type[Exception], Answer] = {
     Malformed: Answer(400, "malformed", "The request is malformed"),
     HostRefused: Answer(403, "host-refused", "The node does not have this name"),
-    OriginRefused: Answer(403, "origin-refused", "A web page sent the request that may not"),
+    OriginRefused: Answer(403, "origin-refused", "A web page that is not allowed sent the request"),
     OutOfBounds: Answer(404, "out-of-bounds", "There is no such record"),
     NotCommitted: Answer(404, "not-committed", "The record is not committed yet"),
     SessionUnknown: Answer(404, "session-unknown", "There is no such session"),

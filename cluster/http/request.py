@@ -1,10 +1,10 @@
-"""What every request says besides its body: its id, its query parameters, its session and sequence.
+"""What every request has besides its body: its id, its query parameters, its session and sequence.
 
 The request id is in the response's `Quire-Request-Id`, in a problem's `request_id`, and in each log line about the
-request, on this node and on the leader that it was forwarded to. A caller may bring its own. An id that is unsafe in a
+request, on this node and on the leader that it was forwarded to. A caller may send its own. An id that is unsafe in a
 log line is replaced, not refused.
 
-Query parameters are read strictly: an unknown or repeated one is refused, and so is a number that is malformed.
+Query parameters are read strictly: unknown and repeated ones and malformed numbers are refused.
 """
 
 import os
@@ -41,8 +41,8 @@ _numbers = count(1)
 def identify(request: web.BaseRequest) -> str:
     """Give the request its id, bind it to the log lines of the current task, and return it.
 
-    It is not bound for a peer's request, whose WebSocket lives as long as the node: what arrives there is not caused by
-    that one request.
+    It is not bound for a peer's request: its WebSocket lives as long as the node, so later messages on it have nothing
+    to do with that request.
     """
     given = request.headers.get(REQUEST_ID)
     request_id = given if given is not None and _SAFE_ID.fullmatch(given) else f"{_PROCESS}-{next(_numbers):x}"

@@ -1,13 +1,13 @@
-"""How long a value is at least, before it is encoded."""
+"""The minimum size of a value, before it is encoded."""
 
 from typing import Any
 
 VALUES_LIMIT = 500_000
-"""Values in one answer: to look at more would hold the event loop."""
+"""Values in one answer: counting more would block the event loop."""
 
 
 def size_up_to(value: Any, limit: int) -> int:
-    """The least bytes of the value in JSON or msgpack; the count ends soon above the limit.
+    """The minimum size of the value in JSON or msgpack, in bytes; counting stops soon above the limit.
 
     A value of more than VALUES_LIMIT parts counts as above the limit, too.
     """

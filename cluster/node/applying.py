@@ -1,8 +1,8 @@
 """Applies committed frames, from the log to the machine, in steps that keep the loop free.
 
-A `quick` machine runs on the loop: between two steps of a frame the clock is looked at, and after SLICE_S the loop
-gets its turn. Any other machine has a thread of its own, which gets a frame at a time. Either way a frame may be half
-applied while other things happen on the loop, so what reads the machine or its sessions waits for a boundary
+A `quick` machine runs on the loop: the clock is checked between two steps of a frame, and after SLICE_S the loop gets a
+turn. Any other machine has a thread of its own, which gets one frame at a time. Either way a frame may be half applied
+while other things happen on the loop, so code that reads the machine or its sessions waits for a frame boundary
 (`at_boundary`).
 """
 
@@ -31,14 +31,14 @@ STEP_COMMANDS = 4096  # At most, however quick they have been: the next ones may
 RETRY_S = 0.05  # Before another attempt, if there is no descriptor or memory to read the log with.
 NOTED_S = 0.05  # Commits closer together count as one, from the first.
 SWITCH_INTERVAL_S = 0.0005
-"""How long the loop waits for the lock at most. It gives the lock up at each system call, several times a request."""
+"""How long the loop waits for the GIL at most. It releases the GIL at each system call, several times per request."""
 
 _Done = Callable[[Any, BaseException | None], None]
-"""Gets what a block returned, or what it raised. Called on the loop."""
+"""Gets the result of a block, or the exception that it raised. Called on the loop."""
 
 
 class ApplyEvents(Protocol):
-    """What applying reports to its node. Called on the loop; none may block."""
+    """What applying reports to its node. Called on the loop; no method may block."""
 
     def applied(self, applied: Applied) -> None:
         """A frame was applied."""
@@ -49,7 +49,7 @@ class ApplyEvents(Protocol):
         ...
 
     def apply_failed(self, failure: ApplyFailed) -> None:
-        """The machine can apply no more; the log continues."""
+        """The machine has stopped applying; the log continues."""
         ...
 
     def failed(self, error: Exception) -> None:
@@ -58,21 +58,21 @@ class ApplyEvents(Protocol):
 
 
 class _Ended(NamedTuple):
-    """The thread has done its part of a frame, or failed in it."""
+    """The thread has finished its part of a frame, or failed in it."""
 
     error: BaseException | None
 
 
 class _Read(NamedTuple):
-    """Somebody who waits to read between two frames."""
+    """A caller that waits to read between two frames."""
 
     read: Callable[[Applier], Any]
     on_loop: bool
     answer: asyncio.Future[Any]
 
     def outcome(self, applier: Applier) -> tuple[Any, BaseException | None]:
-        """What it reads, or what it raises."""
-        if self.answer.done():  # Nobody waits any more.
+        """The result of the read, or the exception that it raised."""
+        if self.answer.done():  # The caller has given up.
             return None, None
         try:
             return self.read(applier), None
@@ -80,7 +80,7 @@ class _Read(NamedTuple):
             return None, error
 
     def told(self, result: Any, error: BaseException | None) -> None:
-        """Give it to the caller. On the loop."""
+        """Pass it to the caller. On the loop."""
         if self.answer.done():
             return
         if error is None:
@@ -90,7 +90,7 @@ class _Read(NamedTuple):
 
 
 class Pace:
-    """How many commands a step takes, by how long the last ones took."""
+    """How many commands a step executes, based on how long the last ones took."""
 
     def __init__(self) -> None:
         self.commands = 16
@@ -108,10 +108,10 @@ class Pace:
 
 
 class MachineThread:
-    """A machine's own thread, if it is not `quick`: runs blocks in order. Made and used on the event loop.
+    """The thread of a machine that is not `quick`: runs blocks in order. Created and used on the event loop.
 
-    The interpreter's lock lets one thread run at a time. A thread that computes gives it up when another one has waited
-    for the switch interval, so the loop goes on beside the slowest command that is written in Python (ADR 0014).
+    The GIL lets one thread run at a time. A computing thread releases it when another one has waited for the switch
+    interval, so the loop keeps running beside the slowest command written in Python (ADR 0014).
     """
 
     def __init__(self) -> None:
@@ -123,11 +123,11 @@ class MachineThread:
         threading.Thread(target=self._run, name="machine", daemon=True).start()
 
     def run(self, block: Callable[[], Any], done: _Done) -> None:
-        """Run the block after those before it; then call `done` on the loop."""
+        """Run the block after all earlier ones; then call `done` on the loop."""
         self._blocks.put((block, done))
 
     def end(self) -> None:
-        """Let the thread end after what it has."""
+        """Let the thread end after its remaining blocks."""
         self._blocks.put(None)
 
     def _run(self) -> None:
@@ -142,7 +142,7 @@ class MachineThread:
                 self._loop.call_soon_threadsafe(done, result, error)
             except RuntimeError:  # The loop has ended: nobody waits.
                 return
-            del work, block, done, result, error  # While it waits it must not hold a frame.
+            del work, block, done, result, error  # It must not keep a frame in memory while it waits.
 
 
 class Applying:
@@ -160,7 +160,7 @@ class Applying:
         self._thread: MachineThread | None = None
         self._ended: _Ended | None = None
         self._is_reading = False  # Whether the thread answers reads.
-        self._has_read = False  # Whether it did so last: reads must not hold up applying for good.
+        self._has_read = False  # Whether its last work was reads: reads must not delay applying forever.
         self._is_scheduled = False
         self._is_in_slice = False
         self._is_stopped = False
@@ -170,7 +170,7 @@ class Applying:
         self._commits: deque[tuple[int, float]] = deque()  # Of what is not applied: an index, and when it was known.
 
     def apply_to(self, index: int) -> None:
-        """Apply every record below `index`: at once, as far as one time slice reaches."""
+        """Apply every record below `index`; one time slice of that at once."""
         if index > self._to_index:
             self._to_index, now = index, time.monotonic()
             if self._commits and now - self._commits[-1][1] < NOTED_S:
@@ -180,14 +180,14 @@ class Applying:
         self._go_on()
 
     def continue_from(self, applier: Applier) -> None:
-        """Replace the machine by the one of an installed snapshot; what the old one was doing counts no more."""
+        """Replace the machine with that of an installed snapshot; the old one's work no longer counts."""
         self.applier = applier
         self._to_index = max(self._to_index, applier.applied_index)
         self._unexecuted = Unexecuted(applier.applied_index)
         self._frames, self._execution, self._ended, self._is_reading = iter(()), None, None, False
         self._pace = Pace()
         self._forget_commits(applier.applied_index)
-        if self._thread is not None:  # It may be busy with the old machine, for good.
+        if self._thread is not None:  # It may stay busy with the old machine forever.
             self._thread.end()
             self._thread = None
         self._wake()
@@ -204,18 +204,18 @@ class Applying:
 
     @property
     def behind_s(self) -> float:
-        """For how long the oldest record that is committed and not applied has been known to be committed."""
+        """For how long the oldest unapplied record has been known to be committed."""
         return time.monotonic() - self._commits[0][1] if self._commits else 0.0
 
     @property
     def unapplied(self) -> int:
-        """How many records are known to be committed, and not applied."""
+        """How many records are known to be committed but are not applied."""
         return max(0, self._to_index - self.applier.applied_index)
 
     def executed(self, index: int) -> bool | None:
         """Whether the record at an index executed, of any kind but system: false if its session answered it.
 
-        None: this node does not know. It has not applied the record, or did so before its process or its last install.
+        None: this node does not know. It has not applied the record, or did so before its start or last install.
         """
         return self._unexecuted.executed(index) if index < self.applier.applied_index else None
 
@@ -223,7 +223,7 @@ class Applying:
         """Return when every record below `index` is applied.
 
         Raises:
-            ApplyFailed: the machine can apply no more.
+            ApplyFailed: the machine has stopped applying.
         """
         if self.applier.failure is not None:
             raise self.applier.failure
@@ -233,10 +233,10 @@ class Applying:
             await waiting
 
     async def at_boundary(self, read: Callable[[Applier], T], *, on_loop: bool = False) -> T:
-        """What `read` returns, called between two frames; of a machine with a thread, in that, unless `on_loop`.
+        """The result of `read`, called between two frames; in the machine's thread, if it has one, unless `on_loop`.
 
         Raises:
-            NodeStopping: nothing is read here any more.
+            NodeStopping: this node has stopped reading.
             And what `read` raises.
         """
         if self._is_stopped:
@@ -275,14 +275,14 @@ class Applying:
         except ApplyFailed as failure:
             self._execution = None
             self._node.apply_failed(failure)
-            if self._reads:  # They are told why.
+            if self._reads:  # They get the reason.
                 self._schedule(0.0)
         except ResourcesExhausted:  # It shows as apply lag until a read succeeds.
             self._schedule(RETRY_S)
         except LogError as failure:  # A committed frame cannot be read here: this node cannot continue.
             self.stop()
             self._node.failed(failure)
-        except Exception as fault:  # A later slice runs as a callback of the loop: nobody else would notice.
+        except Exception as fault:  # A later slice runs as a callback of the loop: nothing else would notice the error.
             self.stop()
             self._node.failed(fault)
             raise
@@ -300,7 +300,7 @@ class Applying:
 
     @property
     def _has_work(self) -> bool:
-        """Whether there is something to do on the loop now."""
+        """Whether there is work for the loop now."""
         if self._is_stopped or self._is_scheduled or self._is_reading:
             return False
         if self._execution is not None:
@@ -312,7 +312,7 @@ class Applying:
         return self.applier.failure is None and self.applier.applied_index < self._to_index
 
     def _work(self) -> None:
-        """A step of the present frame, or its end; else answer the reads that wait; else begin the next frame."""
+        """Do a step of the current frame or end it; else answer waiting reads; else begin the next frame."""
         execution = self._execution
         if execution is None:
             if self._reads and not (self._has_read and self._has_frame):
@@ -337,7 +337,7 @@ class Applying:
             self._frames = cut_frames(raw)
             frame = next(self._frames)
         self._execution = execution = self.applier.begin(frame)
-        if frame.header.kind == Kind.SYSTEM:  # The machine has no part in it.
+        if frame.header.kind == Kind.SYSTEM:  # The machine is not involved.
             execution.step(1)
             self._finish(execution)
         elif self._thread is not None:

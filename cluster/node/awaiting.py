@@ -1,6 +1,6 @@
-"""Whom this node waits for, in words: the members that form the cluster with it, or the voters that elect a leader.
+"""Which nodes this one waits for, as a sentence: members to form the cluster with, or voters to elect a leader.
 
-One sentence each, the same in `/readyz`, in `/status` and in the journal, which gets it every SAY_AGAIN_S at most.
+The sentence is the same in `/readyz`, in `/status` and in the journal, where it is logged at most every SAY_AGAIN_S.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ SAY_AGAIN_S = 10.0
 
 
 def forming_sentence(awaited: str) -> str:
-    """What a node says that has no cluster yet; `awaited` as `Forming.awaited`."""
-    return f"the cluster is not formed yet; it forms once all members wait: {awaited or 'there is no other'}"
+    """The sentence of a node whose cluster is not formed yet; `awaited` is `Forming.awaited`."""
+    return f"the cluster is not formed yet; it forms once all members are waiting: {awaited or 'there is no other'}"
 
 
 def no_leader_sentence(status: Status, failures: Mapping[str, str]) -> str:
-    """What a node says that hears no leader: each other voter, whether it is reached, and what it answered.
+    """The sentence of a node that hears no leader: whether it reaches each other voter, and what that one answered.
 
     `failures` has a reason for each peer that cannot be dialled.
     """
@@ -52,7 +52,7 @@ def _of_voter(status: Status, failures: Mapping[str, str], node_id: str, disk_id
 
 
 class Reminder:
-    """When a sentence goes to the journal: once it has held for `patience_s`, and again every SAY_AGAIN_S."""
+    """When a sentence is logged: once it has been true for `patience_s`, and again every SAY_AGAIN_S."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
@@ -60,7 +60,7 @@ class Reminder:
         self._said_at: float | None = None
 
     def is_due(self, now: float, *, holds: bool) -> bool:
-        """Whether to say it now; call this at each look."""
+        """Whether to log it now; call this at every check."""
         if not holds:
             self._since = None
             return False
@@ -74,7 +74,7 @@ class Reminder:
 
 
 async def log_waits(node: "Node", election_timeout_s: float, look_s: float, clock: Callable[[], float]) -> None:
-    """Log whom the node waits for, until cancelled: for a cluster at once, for a leader after an election timeout."""
+    """Log which nodes this one waits for: for a cluster at once, for a leader after an election timeout."""
     forming, leaderless = Reminder(0.0), Reminder(election_timeout_s)
     while True:
         now, awaited = clock(), node.forming.awaited() if node.forming else ""

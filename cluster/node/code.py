@@ -1,9 +1,9 @@
-"""Changed code: a node applies its log with the code that it has now, so other code may change what was acknowledged.
+"""Changed code: a node replays its log with the code that it has now, so other code may change acknowledged results.
 
-Two things raise an alarm. This node runs code that was not accepted: its file (`data_dir/code.py`) holds the code of
-its first start, or what an operator accepted since. And members run different code, by what they say in their hellos.
-An operator who knows that the results are the same accepts all of it with `quire admin accept-code`; a new version of
-the machine begins anew. Neither keeps a node from serving: a rolling change must not end in an outage.
+Two conditions raise an alarm. First, this node runs code that was not accepted: its file (`data_dir/code.py`) holds the
+code of its first start, or what an operator accepted since. Second, members run different code, according to their
+hellos. An operator who knows that the results are the same accepts all of it with `quire admin accept-code`; a new
+version of the machine starts over. Neither alarm stops a node from serving: a rolling upgrade must not cause an outage.
 """
 
 import asyncio
@@ -40,12 +40,12 @@ class MachineCode:
         self._writing = asyncio.Lock()
 
     async def start(self) -> None:
-        """Record that this code starts."""
+        """Record a start with this code."""
         self._record = await asyncio.to_thread(self._data_dir.note_code, self._machine, self.running)
 
     @property
     def accepted(self) -> tuple[bytes, ...]:
-        """What was accepted for this version of the machine; nothing while none of its code is known."""
+        """The fingerprint accepted for this version of the machine; empty while none of its code is known."""
         record = self._record
         return record.accepted if record is not None and record.machine == self._machine else ()
 
@@ -93,7 +93,7 @@ class MachineCode:
                 self._record = record
 
     async def close(self) -> None:
-        """Wait for a write that is under way."""
+        """Wait for a write in progress."""
         async with self._writing:
             pass
 

@@ -1,4 +1,4 @@
-"""What a node opens at its start, `NodeResources`, and what it consists of once its cluster is formed, `Components`."""
+"""What a node opens at its start (`NodeResources`), and its parts once the cluster is formed (`Components`)."""
 
 import asyncio
 import os
@@ -98,7 +98,7 @@ class NodeResources:
 
     @staticmethod
     def _check_shown(frame: bytes) -> None:
-        """Check a genesis that a peer shows. Raises BadMessage."""
+        """Check a genesis that a peer sent. Raises BadMessage."""
         try:
             read_genesis(frame)
         except GenesisInvalid as error:
@@ -115,7 +115,7 @@ class NodeResources:
         return await asyncio.to_thread(self.data_dir.format, self.config.node, frame)
 
     async def restored(self, genesis: Genesis) -> Applier:
-        """The machine and the sessions, from the newest snapshot or as they began.
+        """The machine and the sessions, from the newest snapshot or in their initial state.
 
         Raises:
             GenesisRefused: the cluster is not the one that this node is configured for.
@@ -139,7 +139,7 @@ class Components:
 
     genesis: Genesis
     payload_limit: int
-    """The most bytes of the packed records of one write."""
+    """The maximum size of the packed records of one write, in bytes."""
     log: Log
     replica: Replica[Waiter]
     applying: Applying
@@ -149,7 +149,7 @@ class Components:
 
     @classmethod
     def build(cls, resources: NodeResources, genesis: Genesis, applier: Applier, node: "Node") -> "Components":
-        """Put them together; none is started. `applier` is what `NodeResources.restored` returned."""
+        """Create and connect them; none is started. `applier` is what `NodeResources.restored` returned."""
         config, data_dir, log = resources.config, resources.data_dir, resources.data_dir.log
         if log is None:
             raise NodeStopping
@@ -180,7 +180,7 @@ class Components:
         return cls(genesis, genesis.payload_bytes, log, replica, applying, reading, compaction, resources.code)
 
     def codes(self) -> dict[str, bytes]:
-        """The fingerprint of each member's machine, as far as this node has heard; empty where it is unknown."""
+        """The fingerprint of each member's machine that this node has heard of; empty where it is unknown."""
         heard = self.replica.network.reports.codes
         status = self.replica.status()
         known = {member.node_id: heard.get(member.node_id, b"") for member in status.members.members}

@@ -1,10 +1,10 @@
 """Rule 17, detection: compare the digests that other nodes report with this node's own at the same index.
 
-A digest covers everything applied below its index, so a replica that differs once differs at every later index: it is
-enough to compare the last report. A report ahead of this node waits until this node has caught up. One further behind
-than this node remembers is ignored; a later one will do.
+A digest covers everything applied below its index, so a replica that differs once differs at every later index, and
+comparing the last report is enough. A report ahead of this node is kept until this node has caught up. A report for an
+index that this node no longer remembers is ignored; a later one serves as well.
 
-Every node compares, and so finds out whether its own state is the one in doubt (`is_doubted`).
+Every node compares, so it also finds out whether its own state is the one in doubt (`is_doubted`).
 """
 
 from collections import deque
@@ -22,9 +22,9 @@ class Difference(NamedTuple):
     own_digest: bytes
 
     def alarm(self, node_id: str) -> str:
-        """The alarm of a node about that one."""
+        """The alarm about that node."""
         theirs, ours = self.digest.hex(), self.own_digest.hex()
-        return f"{node_id} has digest {theirs} at {self.index}, and this node {ours}: states differ"
+        return f"{node_id} has digest {theirs} at index {self.index}, and this node has {ours}: their states differ"
 
 
 class Digests:
@@ -54,13 +54,13 @@ class Digests:
                     self._compare(node_id, other, reported)
 
     def installed(self, index: int, digest: bytes) -> None:
-        """This node has another node's state at `index` now: what it had below says nothing any more."""
+        """This node now has another node's state at `index`: its own earlier digests no longer count."""
         self._own.clear()
         self._order.clear()
         self.applied(index, digest)
 
     def reported(self, node_id: str, index: int, digest: bytes) -> None:
-        """Another node reports `digest`, having applied everything below `index`."""
+        """Another node reports that it applied everything below `index` and has `digest` there."""
         if index > self._index:
             # Keep the lowest: if each later one replaced it, a node that applies late would never compare; and one that
             # this node never reaches must not keep it from comparing the others.
@@ -70,10 +70,10 @@ class Digests:
             self._compare(node_id, index, digest)
 
     def is_doubted(self, node_id: str, leader_id: str | None, voters: Collection[str]) -> bool:
-        """Whether the state of `node_id`, this node, is to be doubted rather than those that differ from it.
+        """Whether the state of `node_id`, this node, is in doubt rather than the states that differ from it.
 
-        It is if it differs from a majority of the voters. It is also if it differs from its leader, whose answers
-        clients have got, unless a majority, itself included, was equal to it since.
+        It is in doubt if it differs from a majority of the voters. It is also in doubt if it differs from its leader,
+        whose answers clients have seen, unless a majority including itself has agreed with it since.
         """
         if not self.differing:
             return False

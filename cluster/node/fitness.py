@@ -1,4 +1,4 @@
-"""How fit this node is to lead, in words: one sentence for each level, with what to do about it."""
+"""The fitness of this node to lead, in words: one sentence for each level, with what to do about it."""
 
 import asyncio
 from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 journal = structlog.get_logger(__name__)
 
 LOOK_S = 1.0
-"""The longest pause between two looks at the level, for the journal. A level lasts two election timeouts."""
+"""The longest interval between two checks of the level, for the journal. A level lasts two election timeouts."""
 
 ADVICE = {
     Level.FIT: "",
@@ -31,7 +31,7 @@ ADVICE = {
 }
 
 STOPS_A_LEADER = frozenset({Level.NO_ROOM, Level.COMMITS_NOTHING})
-"""A leader of this level takes or finishes no write, so it is not ready. A follower of it serves what it has."""
+"""A leader at this level accepts or finishes no writes, so it is not ready. Its followers serve what they have."""
 
 
 def advice(level: Level, data_dir: Path) -> str:
@@ -40,16 +40,16 @@ def advice(level: Level, data_dir: Path) -> str:
 
 
 def sentences(fitness: FitnessStatus, data_dir: Path) -> list[str]:
-    """All that ails the node, the gravest first, each with what to do; empty if it is fit.
+    """Everything that makes the node unfit, the most severe first, each with what to do; empty if it is fit.
 
-    Without a machine that failed: that is a reason not to be ready (`unready_reasons`), and is said once.
+    A failed machine is left out: it is a reason not to be ready (`unready_reasons`), and is reported only once.
     """
     levels = (fitness, *fitness.lower)
     return [_sentence(held, data_dir) for held in levels if held.level not in (Level.FIT, Level.MACHINE_FAILED)]
 
 
-def ailments(node: "Node") -> list[str]:
-    """All that ails a node, ready or not, as `sentences`."""
+def fitness_alarms(node: "Node") -> list[str]:
+    """Everything that makes a node unfit, ready or not, as `sentences`."""
     return [] if node.formed is None else sentences(node.formed.replica.status().fitness, node.config.data_dir)
 
 
@@ -73,7 +73,7 @@ def _document(held: FitnessStatus, data_dir: Path) -> dict[str, Any]:
 
 
 def unready_reasons(node: "Node") -> list[str]:
-    """Why what ails this node keeps it from serving; empty if it serves all the same."""
+    """Why this node's unfitness keeps it from serving; empty if it can serve anyway."""
     if node.formed is None:
         return []
     data_dir, reasons = node.config.data_dir, list[str]()
@@ -91,10 +91,10 @@ def unready_reasons(node: "Node") -> list[str]:
 
 
 def _why_behind(status: Status, applied_index: int, data_dir: Path) -> str | None:
-    """Why a node whose machine is behind serves nothing; None if it is not.
+    """Why a node whose machine is behind serves nothing; None if it is not behind.
 
-    After a start or an install that is so until what was committed then is applied. Later it is the level that counts:
-    a node that is a little late under load does not swing.
+    After a start or an install it is behind until everything committed at that time is applied. After that the level
+    decides, so that a node that is slightly late under load does not keep switching.
     """
     for held in (status.fitness, *status.fitness.lower):
         if held.level is Level.APPLY_LAG:

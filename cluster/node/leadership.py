@@ -32,7 +32,7 @@ class Change(NamedTuple):
 
 
 class Leadership:
-    """One node's view. `role` is the last one that the core reported."""
+    """One node's view of leadership. `role` is the last one that the core reported."""
 
     def __init__(self, node_id: str, heartbeat_s: float, election_timeout_s: float) -> None:
         self.node_id = node_id
@@ -51,14 +51,14 @@ class Leadership:
     # Life
 
     def run(self, replica: Replica[Waiter]) -> bool:
-        """Start the control plane if this node is a voter. True: it is the only voter, and needs no nomination."""
+        """Start the control plane if this node is a voter. True: it is the only one and needs no nomination."""
         self._replica = replica
         members = replica.status().members
         self._group(replica, members)
         return self._is_alone(members)
 
     def members_changed(self, members: Members) -> None:
-        """The log names other members: the control plane runs among its voters from now on (rule 13)."""
+        """The members changed: from now on the control plane runs among the new voters (rule 13)."""
         if self._replica is None:
             return  # During recovery.
         had_control = self._control is not None
@@ -117,12 +117,12 @@ class Leadership:
     # The control plane's links
 
     def peer_linked(self, node_id: str) -> None:
-        """Messages to a peer arrive."""
+        """Messages to a peer arrive from now on."""
         if self._control is not None:
             self._control.peer_linked(node_id)
 
     def peer_unlinked(self, node_id: str) -> None:
-        """Messages to a peer are lost."""
+        """Messages to a peer are lost from now on."""
         if self._control is not None:
             self._control.peer_unlinked(node_id)
         if self._stopping and not self._successors:
@@ -169,7 +169,7 @@ class Leadership:
         """Transfer leadership to a voter, or to the most up-to-date one; return the new leader.
 
         Writes that arrive during the transfer wait. If it fails, this leader appends them; otherwise they are rejected
-        as not written. No outcome is unknown.
+        as not written. No write gets an unknown outcome.
 
         Raises:
             TransferFailed: this node keeps leading, or does not lead, or no other leader was heard.

@@ -1,8 +1,8 @@
-"""The members as the leader knows them; and promotions (rule 15): one change of members after the other, until the
-log names the node as a voter.
+"""The members as the leader knows them, and promotions (rule 15): one change of members after another, until the node
+is a voter in the log.
 
-The next change follows from the leader's log alone. Nothing is kept between two changes: after an interruption, ask
-again.
+The next change is derived from the leader's log alone. No state is kept between two changes: after an interruption,
+repeat the request.
 """
 
 import asyncio
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from .node import Node
 
 MAX_CHANGES = 2
-"""Of one promotion: one removes the old disk's vote, one adds the new disk's."""
+"""The changes of one promotion: one removes the old disk's vote, one adds the new disk's."""
 
 
 class Promotions:
-    """The promotions under way on this leader. Everything is called on the event loop."""
+    """The promotions in progress on this leader. All methods are called on the event loop."""
 
     def __init__(self) -> None:
         self._asks = count(1)
@@ -59,7 +59,7 @@ class Promotions:
                     error = error_of(outcome, node_id, not_leader)
                     if not changes:
                         raise error
-                    raise OutcomeUnknown(f"the old disk's vote is removed, by record {changes[0]}, and then: {error}")
+                    raise OutcomeUnknown(f"the old disk's vote was removed by record {changes[0]}, and then: {error}")
         return changes
 
     async def _ask(self, replica: Replica[Waiter], node_id: str, address: str) -> changing.Outcome:
@@ -93,7 +93,7 @@ def error_of(
         case changing.ChangeUnderWay(members_index, commit_index):
             return ChangeUnderWay(f"the change of members at index {members_index} is not committed yet", commit_index)
         case changing.TransferUnderWay(target):
-            return ChangeUnderWay(f"the leader hands over to {target}", None)
+            return ChangeUnderWay(f"the leader is handing over to {target}", None)
         case changing.NotConnected(connected, lacking):
             return NodeNotConnected(node_id, list(connected), list(lacking))
         case changing.NotFollowing():
@@ -107,7 +107,7 @@ def error_of(
         case changing.Full():
             return DiskFullError()
         case changing.Lost():
-            return OutcomeUnknown("this node lost its leadership before the change was committed; ask again")
+            return OutcomeUnknown("this node lost its leadership before the change was committed; repeat the request")
         case _:
             assert_never(outcome)
 

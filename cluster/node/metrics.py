@@ -61,14 +61,14 @@ class _NodeCollector(Collector):
         """Every metric, with its value now."""
         yield from self._counters()
         yield from self._write_path()
-        text = "Processor time of the event loop's turns, less 10 ms; sampled 100 times per second"
+        text = "CPU time of the event loop's turns, minus 10 ms; sampled 100 times per second"
         yield _histogram("quire_loop_turn_seconds", text, self._turns.durations)
         longest = GaugeMetricFamily(
-            "quire_loop_turn_longest_seconds", "The longest turn since the node was ready", labels=["what"]
+            "quire_loop_turn_longest_seconds", "The longest turn since the node became ready", labels=["what"]
         )
         longest.add_metric([self._turns.longest.what], self._turns.longest.cpu_s)
         yield longest
-        text = "Lines for stderr and stdout that were dropped, mostly because nothing read them"
+        text = "Lines for stderr and stdout that were dropped, usually because nothing read them"
         yield CounterMetricFamily("quire_journal_dropped", text, value=self._dropped_lines())
         for gauge in self._gauges:
             yield GaugeMetricFamily(gauge.name, gauge.text, value=gauge.value())
@@ -79,13 +79,13 @@ class _NodeCollector(Collector):
         yield role
         yield GaugeMetricFamily("quire_epoch", "The node's epoch", value=status["epoch"])
         changes = self._node.leadership.changes
-        text = "Leader changes seen by this node since its start"
+        text = "Changes of leader that this node has seen since its start"
         yield CounterMetricFamily("quire_leader_changes", text, value=changes)
         yield _refused_messages(status.get("refused_messages", {}))
         text = "1 if the control plane nominates this node"
         yield GaugeMetricFamily("quire_nominated", text, value=self._node.leadership.nominated)
         if "fitness" in status:
-            text = "0 if the node is fit to lead, else the level of its problem (deploy/runbook.md)"
+            text = "0 if the node is fit to lead, else the level of its unfitness (deploy/runbook.md)"
             yield GaugeMetricFamily("quire_fitness_level", text, value=status["fitness"]["level"])
         yield GaugeMetricFamily("quire_serving", "1 if the node leads and serves", value=status["serving"])
         yield GaugeMetricFamily("quire_ready", "1 if /readyz answers 200", value=status["ready"])
@@ -93,7 +93,7 @@ class _NodeCollector(Collector):
             if name in status:
                 yield GaugeMetricFamily(f"quire_{name}", f"{name} of the node's log or machine", value=status[name])
         room = self._node.state_room
-        text = "Bytes of the machine's state counted towards its limit, 0 if not counted"
+        text = "Size of the machine's state as counted towards its limit, in bytes; 0 if it is not counted"
         yield GaugeMetricFamily("quire_state_bytes", text, value=room.size)
         yield GaugeMetricFamily("quire_state_limit_bytes", "Limit of the machine's state, 0 for none", value=room.limit)
         if "log_bytes" in status:
@@ -102,7 +102,7 @@ class _NodeCollector(Collector):
         for unit, value in status.get("lag", {}).items():
             yield GaugeMetricFamily(f"quire_lag_{unit}", f"How many {unit} the node is behind its leader", value=value)
         for unit, value in status.get("apply_lag", {}).items():
-            text = f"How many {unit} the node's machine is behind the commit index"
+            text = f"How many {unit} the node's machine is behind commit_index"
             yield GaugeMetricFamily(f"quire_apply_lag_{unit}", text, value=value)
         if "nodes" in status:
             yield from _lags_of_others(status["nodes"])
@@ -111,7 +111,7 @@ class _NodeCollector(Collector):
             for node_id, row in status["nodes"].items():
                 differs.add_metric([node_id], float(row["differs"] is not None))
             yield differs
-            text = "How far a voter's clock is ahead of the time that a majority's clocks have reached"
+            text = "How far a voter's clock is ahead of the time that the clocks of a majority have reached"
             offsets = GaugeMetricFamily("quire_node_clock_offset_seconds", text, labels=["node"])
             for node_id, offset_us in status["clock_offsets_us"].items():
                 offsets.add_metric([node_id], offset_us / MICROSECONDS)
@@ -157,7 +157,7 @@ def _histogram(name: str, text: str, durations: Durations) -> Metric:
 
 
 def _refused_messages(counts: Mapping[str, int]) -> Metric:
-    text = "Messages of peers that were rejected (docs/protocol.md, rules 18 and 19)"
+    text = "Messages from peers that were rejected as implausible (docs/protocol.md, rules 18 and 19)"
     refused = CounterMetricFamily("quire_refused_messages", text, labels=["why"])
     for why, count in counts.items():
         refused.add_metric([why], count)
@@ -172,10 +172,10 @@ def _compaction(snapshots: dict[str, Any], expiry: dict[str, Any]) -> Iterator[M
         ("snapshot_bytes", "Size of the newest snapshot", newest["bytes"]),
         ("snapshot_pause_seconds", "How long the last snapshot delayed commits", snapshots["pause_ms"] / 1000),
         ("snapshot_failed", "1 if the last attempt to take a snapshot failed", bool(snapshots["failure"])),
-        ("snapshot_overdue_seconds", "How long a snapshot has been overdue", snapshots["overdue_seconds"]),
+        ("snapshot_overdue_seconds", "For how long a snapshot has been overdue", snapshots["overdue_seconds"]),
         (
             "snapshots_damaged",
-            "Damaged snapshots quarantined since the node's start",
+            "Damaged snapshots that were quarantined since the node started",
             len(snapshots["damaged"]),
         ),
         ("expiry_floor_index", "Records at or above this index may not expire", expiry["floor"]),
@@ -186,7 +186,7 @@ def _compaction(snapshots: dict[str, Any], expiry: dict[str, Any]) -> Iterator[M
 
 
 def _lags_of_others(nodes: dict[str, dict[str, dict[str, float]]]) -> Iterator[Metric]:
-    """A leader's view of the others' lag, and of their machines'."""
+    """A leader's view of the lag of the other nodes and of their machines."""
     for lag, units, what in (
         ("lag", ("records", "bytes", "seconds"), "another node is behind this leader"),
         ("apply_lag", ("records", "seconds"), "another node's machine is behind its log"),

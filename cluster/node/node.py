@@ -1,4 +1,4 @@
-"""A node: its life, the write path, and the events of its components."""
+"""A node: its lifecycle, the write path, and the events of its components."""
 
 import asyncio
 import time
@@ -66,9 +66,9 @@ journal = structlog.get_logger(__name__)
 
 OVERLOADED_RETRY_S = 1.0
 APPLY_BEHIND_S = 2.0
-"""A leader takes no write while it knows of a commit for longer than this and has not applied it."""
-CHECK_S = 0.01  # A machine that is not quick checks for so long before the loop gets a turn,
-CHECKED_AT_ONCE = 64  # and so many commands at once, if it has a `check_batch`.
+"""A leader refuses writes while a record has been known to be committed for this long and is not applied."""
+CHECK_S = 0.01  # A machine that is not quick checks for this long before the loop gets a turn,
+CHECKED_AT_ONCE = 64  # and this many commands at once, if it has a `check_batch`.
 
 
 class Node:
@@ -91,10 +91,10 @@ class Node:
         self.formed: Components | None = None
         """What the node consists of; None while the cluster is not formed."""
         self.forming: Forming | None = None
-        """The formation of the cluster, while it is under way."""
+        """The formation of the cluster, while it is in progress."""
         self.failure: str | None = None
         """Why the node has halted, if it has."""
-        self.stranded = ""  # Why it has halted and its process stays: only its descriptors may hold its files.
+        self.stranded = ""  # Why it has halted but its process stays: its descriptors may be all that holds its files.
         self.ended = asyncio.Event()
         """Set when the node has halted."""
         self.stopping = False
@@ -166,7 +166,7 @@ class Node:
         await self.leadership.hand_over()
 
     async def stop(self) -> None:
-        """Stop cleanly: acknowledged writes are durable already; appended, unanswered ones have an unknown outcome."""
+        """Stop cleanly. Acknowledged writes are durable already; appended, unanswered ones get an unknown outcome."""
         self.stopping = True
         self.visibility.end()
         for task in (self._formation, *self._watches):
@@ -215,7 +215,7 @@ class Node:
         The loop gets its turns in between, unless the machine is quick.
 
         Raises:
-            CheckFailedError: its check raised something else than Refused.
+            CheckFailedError: its check raised an exception other than Refused.
         """
         quick, began = is_quick(self._checker), time.monotonic()
         most = len(commands) if quick else CHECKED_AT_ONCE if hasattr(self._checker, "check_batch") else 1
@@ -236,16 +236,16 @@ class Node:
         """Write checked records as part of one frame; return once they are committed (or applied: the waiter says).
 
         check    by the caller, with `check`, before it packs the records
-        append   the replica gives all that waits to its core, which appends it as one frame: `placed`
-        ship     the frame goes from the file to every follower, while
+        append   the replica passes all waiting writes to its core, which appends them as one frame: `placed`
+        ship     the frame is sent from the file to every follower, while
         flush    the leader's own fdatasync runs in its thread
         acks     followers answer once it is durable there
-        commit   a majority has it, this leader included: `apply_to`
+        commit   a majority, including this leader, has it: `apply_to`
         apply    frame by frame, to the machine
         reply    this write's share of the results: `applied`
 
         Raises:
-            NotLeader, NoLeader, NodeStopping, StateUnavailable: not by this node; nothing was written.
+            NotLeader, NoLeader, NodeStopping, StateUnavailable: this node cannot do it; nothing was written.
             Overloaded, LimitExceeded, WrongIndex, DiskFullError: nothing was written.
             OutcomeUnknown: this node lost its leadership first.
         """
@@ -256,7 +256,7 @@ class Node:
         """Begin a write; its waiter gets the outcome.
 
         Raises:
-            As `write`, for what is known at once; the waiter then gets nothing.
+            As `write`, for errors that are known at once; the waiter then gets nothing.
         """
         if (error := self.not_leader()) is not None:
             raise error
@@ -272,9 +272,9 @@ class Node:
 
     @property
     def refusal(self) -> ClusterError | None:
-        """Why no write is taken now: the machine is behind. None if it is not.
+        """Why writes are refused now: the machine is behind. None if it is not.
 
-        It is no overload if it still applies what was committed before this node led: whoever writes less helps nobody.
+        While it still applies what was committed before it led, this is no overload: fewer writes would not help.
         """
         if not self.is_behind:
             return None
@@ -284,36 +284,36 @@ class Node:
 
     @property
     def backlog(self) -> str:
-        """What waits to be applied here, in a sentence; empty if nothing does."""
+        """A sentence about the records that wait to be applied here; empty if there are none."""
         if self.formed is None or not (count := self.formed.applying.unapplied):
             return ""
         if (before := self._unapplied_before_it_led) > 0:
-            return f"this node still applies {before:,} records that were committed before it led"
+            return f"this node is still applying {before:,} records that were committed before it led"
         waited_s = self.formed.applying.behind_s
-        return f"this node still applies {count:,} committed records, the first of which waited for {waited_s:.1f} s"
+        return f"this node is still applying {count:,} committed records; the first has waited for {waited_s:.1f} s"
 
     @property
     def _unapplied_before_it_led(self) -> int:
-        """How many records up to the first of its own this leader has not applied; 0 of a node that does not lead."""
+        """How many records up to its own first one this leader has not applied; 0 if this node does not lead."""
         led_from = None if self.formed is None else self.formed.replica.leading_from
         return 0 if led_from is None else max(0, led_from + 1 - self.applied_index)
 
     @property
     def is_behind(self) -> bool:
-        """Whether commits wait for so long to be applied that no more writes are taken."""
+        """Whether committed records have waited for so long to be applied that writes are refused."""
         return self.formed is not None and self.formed.applying.behind_s > APPLY_BEHIND_S
 
     async def promote(self, node_id: str) -> list[int]:
-        """Make a node a voter with its present disk; return the indices of the records that say so.
+        """Make a node a voter with its current disk; return the indices of the membership records.
 
-        A node that is a voter under an older disk loses that disk's vote first; if the promotion is interrupted
-        between the two records, ask again. Empty: the node is a voter already.
+        A node that is a voter with an older disk loses that disk's vote first; if the promotion is interrupted between
+        the two records, repeat it. Empty: the node is already a voter.
 
         Raises:
             LeaderNotServing, ChangeUnderWay, NodeNotConnected, NodeBehind, VotersUnheard, MembersFull, DiskFullError,
             NotLeader, NoLeader: nothing was changed.
             OutcomeUnknown: one of two changes was made, this node lost its leadership, or `request_timeout_ms` passed;
-            ask again.
+            repeat the request.
         """
         address, timeout_ms = self.config.members[node_id], self.config.request_timeout_ms
         replica = self.components.replica
@@ -321,7 +321,7 @@ class Node:
             async with asyncio.timeout(timeout_ms / 1000):
                 return await self.promotions.promote(replica, node_id, address, self.not_leader)
         except TimeoutError:
-            raise OutcomeUnknown(f"the change was not committed within {timeout_ms} ms; ask again") from None
+            raise OutcomeUnknown(f"the change was not committed within {timeout_ms} ms; repeat the request") from None
 
     # State
 
@@ -353,7 +353,7 @@ class Node:
         return self.role.leader_id
 
     def not_leader(self) -> ClusterError | None:
-        """Why this node may not answer as the leader; None if it may."""
+        """The error if this node may not answer as the leader; None if it may."""
         if self.stopping:
             return NodeStopping()
         if self.is_leader:
@@ -383,35 +383,35 @@ class Node:
 
     @property
     def machine_failed(self) -> bool:
-        """Whether this node's machine applies nothing more."""
+        """Whether this node's machine has stopped applying."""
         return self.machine_failure is not None
 
     @property
     def machine_failure(self) -> ApplyFailed | None:
-        """Why it applies nothing more: the one sentence for it. None while it does."""
+        """Why it has stopped applying, as the one sentence for that failure; None while it applies."""
         return self.formed.applying.applier.failure if self.formed else None
 
     @property
     def visible_bounds(self) -> Bounds:
-        """[lowest_index, highest_index) of what may be read here."""
+        """[lowest_index, highest_index) of the records that may be read here."""
         return self.formed.reading.bounds if self.formed else Bounds(0, 0)
 
     @property
     def session_window(self) -> int:
-        """How many commands of a session may be in flight, and be tried again."""
+        """How many commands of a session may be in flight and can be retried."""
         return self.components.applying.applier.sessions.session_window
 
     async def session(self, session: int) -> SessionStatus | None:
         """The status of a session, linearizable; None if it is not open.
 
         Raises:
-            NotLeader, NoLeader: not by this node.
-            StateUnavailable: not by this node, or no majority confirmed within `request_timeout_ms` that it leads.
+            NotLeader, NoLeader: this node does not lead.
+            StateUnavailable: this node cannot answer, or no majority confirmed its leadership in `request_timeout_ms`.
         """
         return await self._of_sessions(lambda table: table.find(session))
 
     async def require_session(self, session: int) -> None:
-        """Return if the session is open. Before it is refused, it is looked up linearizable: it may be a new one.
+        """Return if the session is open. Before it is refused, it is looked up linearizably, since it may be new.
 
         Raises:
             SessionUnknown, SessionRefused: it is not open, or was fenced.
@@ -420,7 +420,7 @@ class Node:
         if (error := self.not_leader()) is not None:
             raise error
         sessions = self.components.applying.applier.sessions
-        # Inside a frame this may still find one that the frame closes; its commands are refused when they are applied.
+        # In the middle of a frame this may find a session that the frame closes; its commands are refused at apply.
         if sessions.find(session) is not None or await self.session(session) is not None:
             return
         refusal = self.components.applying.applier.sessions.refusal(session)
@@ -462,7 +462,7 @@ class Node:
         self.write_counts.placed(placed)
 
     def rejected(self, write: Write[Waiter], reason: Reason) -> None:
-        """Nothing of the write was appended."""
+        """No part of the write was appended."""
         waiter = write.owner
         match reason:
             case Reason.OVERLOADED:
@@ -486,19 +486,19 @@ class Node:
         self.visibility.grew()
 
     def read_ready(self, read_id: int, index: int | None) -> None:
-        """A read barrier was passed, or cannot be."""
+        """A read barrier was passed, or cannot be passed."""
         if self.formed is not None:
             self.formed.reading.barrier_passed(read_id, index)
 
     def role_changed(self, role: actions.RoleChanged) -> None:
-        """Keep the history; a write that a lost leadership left uncommitted has an unknown outcome."""
+        """Record the change; after a lost leadership, uncommitted writes get an unknown outcome."""
         was = self.leadership.moved(role)
         if was.role is NodeRole.LEADER and (role.role is not NodeRole.LEADER or role.epoch != was.epoch):
-            reason = role.reason or f"this node leads epoch {was.epoch} no longer"
+            reason = role.reason or f"this node no longer leads epoch {was.epoch}"
             self._pending.lost(self.components.replica.commit_index, reason)
 
     def members_changed(self, members: Members) -> None:
-        """The log names other members."""
+        """The members in the log changed."""
         self.leadership.members_changed(members)
 
     def change_ended(self, ask_id: int, outcome: Outcome) -> None:
@@ -514,11 +514,11 @@ class Node:
         self.components.compaction.installing.fetch(action)
 
     def place_snapshot(self, index: int) -> None:
-        """In the writer's thread: make the fetched snapshot count."""
+        """In the writer's thread: make the fetched snapshot a valid one."""
         self.components.compaction.installing.place(index)
 
     def snapshot_installed(self, index: int) -> None:
-        """The log begins at the snapshot: so does the machine."""
+        """The log now begins at the snapshot: let the machine continue from there, too."""
         applier = self.components.compaction.installed(index)
         self._pending.resume()
         if applier.failure is not None:
@@ -527,7 +527,7 @@ class Node:
         self.visibility.grew()
 
     def peer_linked(self, node_id: str) -> None:
-        """Messages to a peer arrive."""
+        """Messages to a peer arrive from now on."""
         self.leadership.peer_linked(node_id)
         self._log_standing_alarms()
 
@@ -538,7 +538,7 @@ class Node:
                 self.alarmed(text)
 
     def peer_unlinked(self, node_id: str) -> None:
-        """Messages to a peer are lost."""
+        """Messages to a peer are lost from now on."""
         self.leadership.peer_unlinked(node_id)
 
     def control_received(self, peer: PeerInfo, data: bytes) -> None:
@@ -550,11 +550,11 @@ class Node:
         self.digests.reported(node_id, applied_index, digest)
 
     def alarmed(self, text: str) -> None:
-        """Log it for the operator; `/status` shows it too (`status.alarms`)."""
+        """Log an alarm for the operator; `/status` shows it, too (`status.alarms`)."""
         journal.error("alarm", text=text)
 
     def halted(self, reason: str) -> None:
-        """Stop serving for good; whoever runs the node sees `ended`, unless its files are not in place."""
+        """Stop serving for good. Sets `ended` for the process that runs the node, unless its files are not in place."""
         if self.failure is None:
             self.stranded = self.formed.log.watch.judge_failure() if self.formed else ""
             self.failure = reason = self.stranded or reason
@@ -589,7 +589,7 @@ class Node:
             self.formed.compaction.snapshotting.at_boundary(header)
 
     def apply_failed(self, failure: ApplyFailed) -> None:
-        """Nothing can be answered here any more; the log continues."""
+        """Applying has failed: refuse everything from now on; the log continues."""
         journal.error("the machine has failed", reason=str(failure))
         self._pending.end(str(failure))
 

@@ -1,4 +1,4 @@
-"""Who waits on this node: writes for their answer, in log order, and readers for more to read."""
+"""What waits on this node: writes for their answers, in log order, and readers for more records."""
 
 import asyncio
 import time
@@ -16,8 +16,8 @@ from ..errors import ClusterError, OutcomeUnknown
 class WriteReply(NamedTuple):
     """A write's outcome: its first index, its epoch, and, if it waited to be applied, each record's result.
 
-    A refused record's result is None, and `refused` holds its [position, code, text]. If it is `repeated`, the session
-    gave the recorded replies of some of its records: these have executed earlier, and not at this index.
+    A refused record's result is None, and `refused` holds its [position, code, text]. If `repeated`, the session
+    answered some of the records with recorded replies: these executed earlier, at other indices.
     """
 
     index: int  # type: ignore[assignment]  # It hides tuple.index, which nobody needs here.
@@ -26,7 +26,7 @@ class WriteReply(NamedTuple):
     results: list[Any]
     refused: list[list[Any]]
     size: int = 0
-    """At least the bytes of both as msgpack."""
+    """An upper bound for the msgpack bytes of both."""
     repeated: bool = False
 
 
@@ -38,11 +38,11 @@ class Waiter(Protocol):
 
     @property
     def applied(self) -> bool:
-        """Whether to wait until the write is applied; else until it is committed."""
+        """Whether to wait until the write is applied, or only until it is committed."""
         ...
 
     def answer(self, reply: WriteReply) -> None:
-        """The write is committed, and applied if that was asked for."""
+        """The write is committed, and applied if that was requested."""
         ...
 
     def fail(self, error: ClusterError) -> None:
@@ -82,13 +82,13 @@ class Pending:
         return len(self._frames)
 
     def placed(self, placed: Placed[Waiter]) -> None:
-        """A frame was appended. After the end of applying, too: its writes were on their way already."""
+        """A frame was appended. This may happen after applying has ended: its writes had already been proposed."""
         self._frames.append((placed, time.monotonic()))
         if self._ended is not None:
             self.lost(0, self._ended)
 
     def committed(self, commit_index: int) -> None:
-        """Answer the writes below `commit_index` that wait for no results."""
+        """Answer the writes below `commit_index` that do not wait for results."""
         for placed, _ in self._frames:
             if placed.next_index > commit_index:
                 break
@@ -111,18 +111,18 @@ class Pending:
         _answer_applied(placed, applied)
 
     def lost(self, commit_index: int, reason: str) -> None:
-        """This node leads no longer: a write not known to be committed has an unknown outcome."""
+        """This node no longer leads: writes that are not known to be committed get an unknown outcome."""
         while self._frames and self._frames[-1][0].next_index > commit_index:
             for write, _ in self._frames.pop()[0].shares:
                 write.owner.fail(OutcomeUnknown(reason))
 
     def end(self, reason: str) -> None:
-        """Applying has ended: every outcome is unknown, also of what is appended from now on."""
+        """Applying has ended: every outcome is unknown, including those of frames appended from now on."""
         self._ended = reason
         self.lost(0, reason)
 
     def resume(self) -> None:
-        """Applying goes on, with the machine of an installed snapshot."""
+        """Applying continues with the machine of an installed snapshot."""
         self._ended = None
 
 
@@ -160,7 +160,7 @@ def _has_between(positions: Sequence[int], start: int, end: int) -> bool:
 
 
 class WriteCounts:
-    """Counts of this node's write path while it led. Plain numbers: a write pays next to nothing for them."""
+    """Counters of this node's write path while it leads. They are plain numbers, so they cost almost nothing."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -188,18 +188,18 @@ class Visibility:
         self._ended = False
 
     def grew(self) -> None:
-        """The visible bounds grew: wake all who wait."""
+        """The visible bounds grew: wake all waiters."""
         if self._growth is not None:
             growth, self._growth = self._growth, None
             growth.set_result(None)
 
     def end(self) -> None:
-        """Nothing becomes visible here any more: wake all who wait, and let nobody wait again."""
+        """No more records will become visible here: wake all waiters, and let none wait again."""
         self._ended = True
         self.grew()
 
     async def next_growth(self, timeout_s: float) -> bool:
-        """Wait until the bounds grow; False if they did not within the time.
+        """Wait until the bounds grow; return False if they did not in time.
 
         Read the bounds and call this without awaiting in between: then no growth is missed.
         """

@@ -36,24 +36,24 @@ class Consistency(StrEnum):
 
 
 class Staleness(NamedTuple):
-    """How old a local read may be, as of the leader's last report: in records, in seconds, or in both."""
+    """How stale a local read may be, by the leader's last report: in records, in seconds, or both."""
 
     records: int | None = None
     seconds: float | None = None
 
 
 class StateAnswer(NamedTuple):
-    """The machine's answer to a query, or its whole state; and the index and digest that it had applied."""
+    """The machine's answer to a query, or its whole state; and its applied_index and digest at that point."""
 
     state: Any
     applied_index: int
     digest: bytes
     unapplied: int
-    """How many records this node knew to be committed and had not applied."""
+    """How many records this node knew to be committed but had not applied."""
 
 
 class Reading:
-    """Reads only what is committed, and durable on this node."""
+    """Reads only records that are committed, and durable on this node."""
 
     def __init__(
         self, log: Log, replica: Replica[Waiter], applying: Applying, not_leader: Callable[[], ClusterError | None]
@@ -118,17 +118,17 @@ class Reading:
     async def query(
         self, request: Any, consistency: Consistency, allowed: Staleness, encode: Callable[[StateAnswer], T]
     ) -> T:
-        """The machine's answer to a request, as fresh as `consistency` asks (rule 12); for None, its whole state.
+        """The machine's answer to a request, as fresh as `consistency` requires (rule 12); for None, its whole state.
 
-        Of a leader the machine has applied, at least, everything that was committed before it led. `allowed` is for a
-        local read. It is looked at again when the answer is there: the read may have waited for a frame to be applied.
+        A leader answers only once its machine has applied everything that was committed before it led. `allowed` is for
+        a local read. It is checked again when the answer is ready, since the read may have waited for a frame.
 
-        What `encode` makes of it is returned: it is called before the machine can change what it gave, for a machine
-        with a thread of its own in that.
+        The result is what `encode` returns. It is called before the machine can change its answer, in the machine's own
+        thread if it has one.
 
         Raises:
             What `encode` raises.
-            NotLeader, NoLeader, StateUnavailable: not by this node, or not now.
+            NotLeader, NoLeader, StateUnavailable: this node cannot answer, or not now.
             QueryRefused, MachineFailed: the machine refused the request, or failed.
         """
         if (halted := self._replica.halted) is not None:
@@ -168,10 +168,10 @@ class Reading:
         """Return when this leader has applied everything that was committed before it led.
 
         Raises:
-            NotLeader, NoLeader: it leads no longer.
-            ApplyFailed: the machine can apply no more.
+            NotLeader, NoLeader: it no longer leads.
+            ApplyFailed: the machine has stopped applying.
         """
-        # Again if another led meanwhile: what that one committed counts, too.
+        # Repeat if another node led meanwhile: what that one committed counts, too.
         while (led_from := self._replica.leading_from) is not None and self._applying.applier.applied_index <= led_from:
             await self._applying.reached(led_from + 1)
         if (error := self._not_leader()) is not None:
@@ -181,16 +181,16 @@ class Reading:
         """Return when the machine has applied everything that was acknowledged before this call (rule 12).
 
         Raises:
-            NotLeader, NoLeader, StateUnavailable: not by this node.
-            ApplyFailed: the machine can apply no more.
+            NotLeader, NoLeader, StateUnavailable: this node cannot confirm it.
+            ApplyFailed: the machine has stopped applying.
         """
         await self._applying.reached(await self.barrier())
 
     def _refuse_older_than(self, allowed: Staleness, applied_index: int) -> None:
-        """Refuse an answer of a machine that has applied everything below `applied_index`, and is older than allowed.
+        """Refuse the answer of a machine that has applied everything below `applied_index`, if it is too stale.
 
-        What the state lacks was not received, or received and not applied: the records of both count together. Of
-        the times the longer one counts, as the first record that is not applied is older than the first not received.
+        The records that the state lacks were either not received, or received but not applied; both counts are added.
+        Of the two times, the longer one counts: the first unapplied record is older than the first one not received.
         """
         if allowed == Staleness():
             return
@@ -199,7 +199,7 @@ class Reading:
         clock = wall_clock()
         lag, apply_lag = self._replica.lag(clock), self._replica.most_unapplied(applied_index, clock)
         records, seconds = lag.records + apply_lag.records, max(lag.seconds, apply_lag.seconds)
-        counted = f"{lag.records} records were not received, {apply_lag.records} are not applied"
+        counted = f"{lag.records} records are not received, {apply_lag.records} are not applied"
         if allowed.records is not None and records > allowed.records:
             raise StateUnavailable(f"this node lags by {records} records, {allowed.records} are allowed: {counted}")
         if allowed.seconds is not None and seconds > allowed.seconds:
@@ -216,16 +216,16 @@ class Reading:
         finally:
             self._barriers.pop(read_id, None)
         if index is None:
-            raise self._not_leader() or StateUnavailable("the leadership changed under the read")
+            raise self._not_leader() or StateUnavailable("the leadership changed during the read")
         return index
 
     def barrier_passed(self, read_id: int, index: int | None) -> None:
-        """A barrier was passed at `index`; None: this node cannot pass it."""
+        """A barrier was passed at `index`; with None, this node cannot pass it."""
         barrier = self._barriers.pop(read_id, None)
         if barrier is not None and not barrier.done():
             barrier.set_result(index)
 
 
 def late_read(consistency: str, timeout_ms: int, backlog: str) -> str:
-    """Why a read was given up: its time, and what waits to be applied."""
+    """Why a read was given up: its timeout, and what waits to be applied."""
     return f"no {consistency} read was possible within {timeout_ms} ms" + (f": {backlog}" if backlog else "")

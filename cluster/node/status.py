@@ -1,4 +1,4 @@
-"""`GET /status`: what a node knows of itself, and a leader of the other nodes."""
+"""`GET /status`: what a node knows about itself, and a leader about the other nodes."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -134,27 +134,27 @@ def _doubt(node: "Node", components: "Components") -> str | None:
     return f"its state differs from that of {others}: {DOUBT_ADVICE}"
 
 
-def alarms(components: "Components", digests: Digests, ills: list[str]) -> list[str]:
-    """The alarms for an operator: what ails this node (`ills`), duplicates of it, a lost or overdue snapshot.
+def alarms(components: "Components", digests: Digests, fitness: list[str]) -> list[str]:
+    """The alarms for an operator: its unfitness (`fitness_alarms`), duplicates of it, a lost or overdue snapshot.
 
-    Also the nodes whose digest differs from this node's, what peers say that cannot be (rules 18 and 19), and of a
-    leader the clocks that are off.
+    Also nodes whose digest differs from this node's, implausible messages from peers (rules 18 and 19), and, on a
+    leader, clocks that are wrong.
     """
     replica = components.replica
     status = replica.status()
     differing = [difference.alarm(node_id) for node_id, difference in digests.differing.items()]
-    own = [alarm for alarm in (*ills, components.compaction.snapshotting.alarm) if alarm]
+    own = [alarm for alarm in (*fitness, components.compaction.snapshotting.alarm) if alarm]
     clocks = clock_alarms({} if status.leader is None else status.leader.clock_offsets_us)
     return sorted([*replica.network.reports.alarms.values(), *status.alarms.values(), *differing, *clocks, *own])
 
 
 def standing_alarms(node: "Node") -> list[str]:
-    """The alarms that last until a configuration is corrected, or code is changed or accepted; they are logged, too."""
+    """The alarms that last until the configuration is fixed, or code is changed or accepted; they are also logged."""
     config, components = node.config, node.formed
     address = config.members[config.node]
     misplaced = (
-        f"this node listens on {config.listen}, and others look for it at {address}, its address in members; correct "
-        "the one that is wrong, --listen or --members, unless something forwards one to the other"
+        f"this node listens on {config.listen}, but others dial it at {address}, its address in members; correct "
+        "--listen or --members, unless something forwards one to the other"
     )
     known = [*trust_alarms(node), *([] if may_serve(config.listen, address) else [misplaced])]
     if components is None:
@@ -164,7 +164,7 @@ def standing_alarms(node: "Node") -> list[str]:
 
 
 def trust_alarms(node: "Node") -> list[str]:
-    """The alarms about who could pass for a peer."""
+    """The alarms about programs that could pose as a peer."""
     if node.config.insecure:
         return [INSECURE]
     exposed = None if node.resources is None else node.resources.secret_file.alarm

@@ -1,11 +1,11 @@
-"""Measures how long the turns of the event loop take, and notes what ran in a long one.
+"""Measures how long the turns of the event loop take, and notes which functions ran in a long one.
 
-A loop that is held answers nobody: neither callers nor the peers, who elect another leader. A timer looks every
-PERIOD_S at the processor time of the loop's thread. What the thread used between two looks, beyond a period, was used
-in one turn: between short ones the timer would have fired. So a turn counts as up to a period shorter than it was. The
-time for which the process was paused or waited for a processor does not count.
+A blocked loop answers neither callers nor peers, who then elect another leader. Every PERIOD_S a timer reads the CPU
+time of the loop's thread. Any time beyond one period between two readings was used in a single turn, because between
+short turns the timer would have fired. So a turn is measured as up to one period shorter than it was. Time during which
+the process was paused or waited for a CPU does not count.
 
-A turn that lasts LONG_S is interrupted once by SIGALRM, whose handler notes the functions that are running.
+A turn that lasts LONG_S is interrupted once by SIGALRM, whose handler notes the running functions.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ journal = structlog.get_logger(__name__)
 
 
 class Turn(NamedTuple):
-    """A turn of the loop: its processor time and its duration in seconds, and what ran in it, if that is known."""
+    """A turn of the loop: its CPU time and its duration in seconds, and the functions that ran in it, if known."""
 
     cpu_s: float
     wall_s: float
@@ -49,11 +49,11 @@ class Turns:
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, cpu: Callable[[], float] = time.thread_time
     ) -> None:
-        """`clock` gives seconds, `cpu` the processor time of the loop's thread in seconds."""
+        """`clock` gives seconds, `cpu` the CPU time of the loop's thread in seconds."""
         self.durations = Durations()
-        """The processor time of each look's turn, 0 if none was longer than a period."""
+        """The CPU time of the turn found by each reading, 0 if no turn was longer than a period."""
         self.longest = Turn(0.0, 0.0, "")
-        """The longest turn since the process was ready."""
+        """The longest turn since the process became ready."""
         self._clock, self._cpu = clock, cpu
         self._at = self._used = 0.0
         self._is_ready: Callable[[], bool] | None = None
@@ -86,7 +86,7 @@ class Turns:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
 
     def look(self) -> None:
-        """Note what the loop's thread used since the last look."""
+        """Note the CPU time that the loop's thread used since the last reading."""
         now, used = self._clock(), self._cpu()
         cpu_s, wall_s = max(0.0, used - self._used - PERIOD_S), now - self._at
         self._at, self._used = now, used
@@ -129,7 +129,7 @@ class Turns:
         self._arm()
 
     def _interrupted(self, _number: int, frame: FrameType | None) -> None:
-        """The handler of SIGALRM: this turn has lasted for long."""
+        """The handler of SIGALRM: the current turn is a long one."""
         self._sample = what_runs(frame)
 
     def _collecting(self, phase: str, _info: dict[str, Any]) -> None:
@@ -140,7 +140,7 @@ class Turns:
 
 
 def what_runs(frame: FrameType | None) -> str:
-    """The innermost function and those of quire that led to it, from the loop on: NAMED of each end, no more."""
+    """The innermost function and quire's functions that led to it, outermost first; at most NAMED from each end."""
     found: list[str] = []
     while frame is not None and frame.f_code.co_filename != asyncio.runners.__file__:
         code = frame.f_code

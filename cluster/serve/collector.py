@@ -1,9 +1,9 @@
-"""When the cyclic garbage collector runs, and what it need not visit again, so that it never holds the loop for long.
+"""When the cyclic garbage collector runs, and which objects it skips, so that it never blocks the loop for long.
 
-A collection visits every container of its generation, a million in 0.1 s or more: about the time in which a million are
-created. A machine's state may have tens of millions, most of which stay: reference counts free what is replaced. So
-what is new is visited each time the process has used some milliseconds. Before the visit of what has stayed would take
-long, it is visited once more and frozen: no later collection visits it.
+A collection visits every container of its generation, a million in 0.1 s or more: about as long as it takes to create a
+million. A machine's state may have tens of millions, most of which stay, since reference counting frees replaced ones.
+So new containers are visited each time the process has used some milliseconds of CPU time. Before a visit of the
+surviving ones would take long, they are visited once more and frozen: later collections skip them.
 """
 
 import gc
@@ -14,16 +14,16 @@ from typing import Literal, Protocol
 PAUSE_S = 0.01
 """Between two looks."""
 USED_S = 0.005
-"""Processor time of the process after which what is new is visited. The collector's own thresholds do not see to that:
-they count containers allocated less those freed, and a machine that replaces its values frees as many."""
+"""CPU time of the process after which new containers are visited. The collector's own thresholds do not ensure that:
+they count allocated minus freed containers, and a machine that replaces its values frees as many as it allocates."""
 LONG_S = 0.015
-"""What a collection may take, in processor time."""
+"""The CPU time that a collection may take."""
 FULL_EVERY = 1000
-"""Looks, 10 s: a few objects in a cycle, as a failed request's stack frames, can hold many bytes."""
+"""In checks, 10 s: a few objects in a cycle, such as a failed request's stack frames, can hold many bytes."""
 ALLOCATIONS = 50_000
-"""Containers allocated, less those freed, after which the youngest generation is collected within a turn."""
+"""Containers allocated minus those freed after which the youngest generation is collected within a turn."""
 YOUNG, MIDDLE = 2, 2
-"""How many such collections of a generation may precede one of the next: 150,000, or 450,000, new containers."""
+"""How many collections of one generation precede one of the next: after 150,000 or 450,000 new containers."""
 NEW, ALL = 1, 2
 """Generations: the younger two, and all."""
 
@@ -31,7 +31,7 @@ Callback = Callable[[Literal["start", "stop"], dict[str, int]], object]
 
 
 class Collects(Protocol):
-    """What of the module `gc` is used."""
+    """The part of the module `gc` that is used."""
 
     callbacks: list[Callback]
 
@@ -40,7 +40,7 @@ class Collects(Protocol):
         ...
 
     def freeze(self) -> None:
-        """Visit nothing any more that exists now."""
+        """Exclude all existing objects from later collections."""
         ...
 
     def set_threshold(self, young: int, middle: int, old: int, /) -> None:
@@ -49,7 +49,7 @@ class Collects(Protocol):
 
 
 class Collector:
-    """Sets the garbage collector up, lets it visit what is new, and freezes what has stayed."""
+    """Sets up the garbage collector, collects new containers, and freezes surviving ones."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Collector:
         thread: Callable[[], float] = time.thread_time,
         process: Callable[[], float] = time.process_time,
     ) -> None:
-        """`thread` gives the processor time of the calling thread in seconds, `process` that of all threads."""
+        """`thread` gives the CPU time of the calling thread in seconds, `process` that of all threads."""
         self._gc = collects
         self._thread, self._process = thread, process
         self._since = 0.0
@@ -66,7 +66,7 @@ class Collector:
         self._looks = 0
 
     def start(self) -> None:
-        """Freeze what the program consists of; from now on collect rarely."""
+        """Freeze the program's own objects; from now on, collect rarely."""
         # A batch of commands is thousands of small lists that live for milliseconds and form no cycles. With its
         # default threshold of 700 the collector visits them again and again: a third of a node's time under load.
         self._gc.collect()
@@ -75,11 +75,11 @@ class Collector:
         self._gc.callbacks.append(self._collecting)
 
     def stop(self) -> None:
-        """Freeze nothing more."""
+        """Stop: freeze no more objects."""
         self._gc.callbacks.remove(self._collecting)
 
     def look(self) -> None:
-        """Collect what is due; to be called every PAUSE_S."""
+        """Run the collections that are due. Call it every PAUSE_S."""
         self._looks += 1
         if self._all_take_s > LONG_S or self._looks % FULL_EVERY == 0:
             self._gc.collect()

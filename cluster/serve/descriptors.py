@@ -1,6 +1,6 @@
-"""Who may open how many files: one sum, which is at most what the process may open.
+"""The budget of file descriptors. The sum of these must not exceed the limit of the process:
 
-connections of clients and the peers' reserve; for each stream that is carried to the leader, a connection there
+connections of clients and the peers' reserve, and a connection to the leader for each carried stream
 the log: two for each open read segment
 the rest of the process: `NODE_FILES` or `LOG_FILES`
 """
@@ -11,7 +11,7 @@ from ..errors import ClusterError
 from ..http.admission.connections import CONNECTIONS_LIMIT
 
 OWN_FILES = 64
-"""The lock, the mark, the promise, snapshots that are written, read and sent, the event loop, standard streams."""
+"""The lock, the mark, the promise, snapshots being written, read and sent, the event loop, standard streams."""
 FEWEST_CONNECTIONS = 16
 
 
@@ -20,12 +20,12 @@ class TooFewFiles(ClusterError):
 
 
 def connections_of(files: int, reserve: int, own: int, streams: int) -> int:
-    """Return how many connections of clients there may be in a process that may open `files`; negative: any number.
+    """Return how many client connections a process may have that may open `files`; negative `files`: any number.
 
-    `reserve` more are for peers, `own` is what the rest needs. `streams` may each need another connection.
+    `reserve` more are for peers, `own` descriptors are for the rest. Each of `streams` may need another connection.
 
     Raises:
-        TooFewFiles: there is no room for a few.
+        TooFewFiles: too few connections would be left.
     """
     if files < 0:
         return CONNECTIONS_LIMIT
@@ -41,5 +41,5 @@ def connections_of(files: int, reserve: int, own: int, streams: int) -> int:
 
 
 def files_needed(connections: int, reserve: int, own: int, open_segments: int, streams: int) -> int:
-    """Return the most files that a process opens with these limits."""
+    """Return the maximum number of files that a process opens with these limits."""
     return connections + min(connections, streams) + reserve + own + 2 * open_segments

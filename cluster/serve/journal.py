@@ -1,7 +1,8 @@
 """Log messages of a process: structlog on stderr, as plain lines or JSON.
 
-What a terminal obeys is escaped in both (cluster/terminal.py), as `journalctl` shows it. No text begins a line but the
-program's own: line feeds in fields are escaped, and a traceback, which may quote others' words, is indented.
+Characters that a terminal interprets are escaped in both (cluster/terminal.py), since `journalctl` shows them. Only the
+program's own text can start a line: line feeds in fields are escaped, and tracebacks, which may quote input, are
+indented.
 """
 
 import logging
@@ -17,7 +18,7 @@ from .standard_streams import OutputQueue, lines_were_dropped
 
 
 class _Lines:
-    """A logger whose messages are lines of a queue. It has no lock: structlog's own would be held across a fork."""
+    """A logger that puts its messages into a queue. It has no lock: structlog's own could be held across a fork."""
 
     def __init__(self, output: OutputQueue) -> None:
         self._output = output
@@ -28,11 +29,11 @@ class _Lines:
     debug = info = warning = error = critical = line
 
 
-_FOR_OTHERS = ("exc_info", "_record", "_from_structlog")  # What other processors take; none is shown as a field.
+_FOR_OTHERS = ("exc_info", "_record", "_from_structlog")  # Consumed by other processors; none is shown as a field.
 
 
 def _escape_fields(_logger: object, _method: str, message: EventDict) -> EventDict:
-    """Names and values as they are shown: strings as they are, all else as `repr` has it, both in one line."""
+    """Names and values as they are shown, on one line: strings unchanged, everything else as its `repr`."""
     fields: EventDict = {}
     for name, value in message.items():
         if name in _FOR_OTHERS:
@@ -51,7 +52,7 @@ def _write_traceback(out: TextIO, exc_info: ExcInfo) -> None:
 def configure_logging(form: str, node_id: str, output: OutputQueue) -> None:
     """Set up structlog, and route warnings of the standard library's logging (aiohttp, asyncio) through it.
 
-    Every line goes to `output`, as does the notice that lines were dropped.
+    Every line is written to `output`, including the notice that lines were dropped.
     """
 
     def name_node(_logger: object, _method: str, message: EventDict) -> EventDict:
@@ -67,9 +68,9 @@ def configure_logging(form: str, node_id: str, output: OutputQueue) -> None:
     renderer: Processor
     if form == "json":
         chain.append(structlog.processors.format_exc_info)
-        renderer = structlog.processors.JSONRenderer()  # It writes what is not printable ASCII as \uXXXX.
+        renderer = structlog.processors.JSONRenderer()  # It writes everything but printable ASCII as \uXXXX.
     else:
-        # Its colours are escape sequences, too: so what it renders is escaped, not the rendered line.
+        # Its colours are escape sequences, too, so its input is escaped, not the rendered line.
         chain.append(_escape_fields)
         renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=_write_traceback)
     structlog.configure(
@@ -85,7 +86,7 @@ def configure_logging(form: str, node_id: str, output: OutputQueue) -> None:
         )
     )
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    # It warns of each subprotocol that anybody asks for, with its name: a stranger would fill the journal.
+    # It logs a warning with the name of every requested subprotocol: any caller could fill the journal.
     logging.getLogger("aiohttp.websocket").setLevel(logging.ERROR)
 
     def notice(lines: int, why: str) -> str:

@@ -65,7 +65,7 @@ class _LogService:
         return True
 
     async def leave(self) -> None:
-        """Nothing to do: it has no followers."""
+        """Nothing to do: there are no followers."""
 
     async def stop(self, finish_requests: Callable[[], Awaitable[None]]) -> str | None:
         await finish_requests()  # First, so that what they appended is flushed before the log is closed.

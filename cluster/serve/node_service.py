@@ -25,7 +25,7 @@ from .process import CannotStart, refuse_settings, run
 from .standard_streams import queue_standard_streams
 
 PEER_FILES = 192
-"""A link, a stream and a fetched snapshot, or calls for its status, to each of 64 members."""
+"""For each of 64 members: a link, a stream, and a snapshot being fetched or calls for its status."""
 NODE_FILES = OWN_FILES + PEER_FILES + CONNECTION_LIMIT
 SWITCH_S = 0.0005  # The longest that a thread waits for the GIL after its flush; Python's default is 5 ms.
 

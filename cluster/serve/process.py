@@ -1,7 +1,7 @@
 """A service as a process, from startup to a clean stop.
 
-It binds the port first and opens the data directory second, so that a mistaken start changes nothing on disk.
-Connections that arrive in between wait in the socket's backlog.
+It binds the port before it opens the data directory, so that a mistaken start changes nothing on disk. Connections that
+arrive in between wait in the socket's backlog.
 """
 
 import asyncio
@@ -46,11 +46,11 @@ class CannotStart(ClusterError):
 
 
 class Service(Protocol):
-    """What a process runs."""
+    """The service that a process runs."""
 
     @property
     def title(self) -> str:
-        """Its name in the message that it listens."""
+        """Its name in the startup message."""
         ...
 
     @property
@@ -74,7 +74,7 @@ class Service(Protocol):
         ...
 
     async def start(self) -> None:
-        """Open what it serves. Raises OSError, LogError, CannotStart."""
+        """Open the log or node that it serves. Raises OSError, LogError, CannotStart."""
         ...
 
     def app(self, connections: ConnectionLimit, turns: Turns) -> web.Application:
@@ -83,11 +83,11 @@ class Service(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether it serves: until then it may be busy with its start."""
+        """Whether it serves; before that it may still be busy starting."""
         ...
 
     async def leave(self) -> None:
-        """Prepare to stop, before the port is closed: hand over leadership, for example."""
+        """Prepare to stop before the port is closed, for example by handing over leadership."""
         ...
 
     async def stop(self, finish_requests: Callable[[], Awaitable[None]]) -> str | None:
@@ -150,7 +150,7 @@ async def _serve(make: Callable[[], Service], listen_on: str, data_dir: Path) ->
 
 
 async def _started(make: Callable[[], Service], data_dir: Path, files: int) -> tuple[Service, int]:
-    """The service, and how many connections it may have in a process that may open so many files."""
+    """The service, and how many connections it may have in a process that may open `files` files."""
     try:
         service = make()
         limit = _connections_limit(files, service)
@@ -173,7 +173,7 @@ async def _first_of(*events: asyncio.Event) -> None:
 
 
 async def collect_forever(collector: Collector) -> None:
-    """Let the garbage collector run when it should, until cancelled."""
+    """Run the garbage collector when it is due, until cancelled."""
     collector.start()
     try:
         while True:
@@ -184,7 +184,7 @@ async def collect_forever(collector: Collector) -> None:
 
 
 def _raise_files_limit() -> int:
-    """Raise the limit of open files as far as allowed; return it, -1 if there is none."""
+    """Raise the limit of open files as far as allowed; return it, or -1 if there is none."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     return -1 if most == resource.RLIM_INFINITY else most

@@ -1,20 +1,20 @@
-"""stdout and stderr of a server: nothing that writes to them waits for whoever reads them.
+"""stdout and stderr of a server: writing to them never waits for their reader.
 
-A pipe holds 64 KiB. If nobody reads it, the next write waits until somebody does: on the event loop, the node would
-answer nobody from its first journal lines on, neither callers nor peers. So a thread writes, and:
+A pipe holds 64 KiB. If it is full and nobody reads it, the next write blocks. On the event loop, that would stop the
+node from answering callers and peers. So a thread does the writing, and:
 
 1. a write to `sys.stdout` or `sys.stderr`, and a line of the journal, goes into a queue. That never waits for the
    descriptor: the queue's lock is held for a few assignments, never during a system call
 2. the queue has a maximum, of lines and of bytes. Beyond it, new lines are dropped and counted
 3. where lines are missing, the output says how many, as soon as something can be written there again
-4. an error of the descriptor (the reader is gone, the disk is full) drops and counts the line; the next one is tried
+4. if writing fails (the reader is gone, the disk is full), the line is dropped and counted; the next one is tried
 5. lines are written whole and in order; stdout and stderr share a queue if they are the same file
-6. at the end, the process waits at most DRAIN_S for what is queued
+6. at the end, the process waits at most DRAIN_S for queued lines
 7. a forked child writes nothing: a lock that was held at the fork is never released there
+8. printed text is escaped (cluster/terminal.py); lines of the journal are already escaped
 
-8. what is printed is escaped (cluster/terminal.py); a line of the journal comes escaped
-
-Not covered is what bypasses `sys.stdout` and `sys.stderr`: the C library and faulthandler write to descriptor 2.
+This does not cover output that bypasses `sys.stdout` and `sys.stderr`: the C library and faulthandler write to
+descriptor 2.
 """
 
 import atexit
@@ -46,7 +46,7 @@ Notice = Callable[[int, str], str]
 
 
 class _Gap:
-    """Stands in the queue where lines are missing."""
+    """A marker in the queue where lines are missing."""
 
     __slots__ = ("lines",)
 
@@ -55,9 +55,9 @@ class _Gap:
 
 
 class OutputQueue:
-    """What is to be written to one descriptor.
+    """The output queue of one descriptor.
 
-    Any thread may write, also from a finalizer or a signal handler that interrupts another write.
+    Any thread may write, even from a finalizer or a signal handler that interrupts another write.
     """
 
     def __init__(self, descriptor: int, name: str, encoding: str = ENCODING) -> None:
@@ -73,8 +73,8 @@ class OutputQueue:
         self._queue: SimpleQueue[bytes | _Gap | threading.Event] = SimpleQueue()
         self.lock = threading.RLock()  # Reentrant: the garbage collector may run a finalizer that logs.
         self._lines = self._bytes = 0
-        self._gap: _Gap | None = None  # The newest item of the queue, if that is one.
-        # The thread's own: lines that are missing in the output and not yet named there, and whether its end is torn.
+        self._gap: _Gap | None = None  # The newest item of the queue, if it is a marker.
+        # Used only by the thread: missing lines not yet reported in the output, and whether its last line is torn.
         self._missing, self._why, self._torn = 0, "", False
         threading.Thread(target=self._write_forever, name=name, daemon=True).start()
 
@@ -100,7 +100,7 @@ class OutputQueue:
             self._queue.put(line)
 
     def mark(self) -> threading.Event:
-        """An event that is set once all that is queued now was written or dropped; in a forked child it is set."""
+        """An event that is set once everything queued now was written or dropped; already set in a forked child."""
         reached = threading.Event()
         if self._is_forked:
             reached.set()
@@ -113,7 +113,7 @@ class OutputQueue:
         return os.getpid() != self._process
 
     def _write_forever(self) -> None:
-        """In the thread: write what is queued."""
+        """In the thread: write the queued lines."""
         while True:
             item = self._queue.get()
             if isinstance(item, bytes):
@@ -121,7 +121,7 @@ class OutputQueue:
             elif isinstance(item, _Gap):
                 with self.lock:
                     if self._gap is item:
-                        self._gap = None  # It counts no more lines.
+                        self._gap = None  # Later dropped lines go to a new marker.
                 self._missing += item.lines
                 self._why = f"{self.name} was not read"
                 self._try(b"")
@@ -137,7 +137,7 @@ class OutputQueue:
             self._bytes -= len(line)
 
     def _try(self, line: bytes) -> bool:
-        """Write how many lines are missing, if any are, and the line; return whether it was written."""
+        """Write the number of missing lines, if any, and the line; return whether it was written."""
         try:
             if self._missing:
                 self._write(self.notice(self._missing, self._why).encode(self.encoding, UNENCODABLE))
@@ -153,14 +153,14 @@ class OutputQueue:
         while rest:
             try:
                 rest = rest[os.write(self.descriptor, rest) :]
-            except BlockingIOError:  # Whoever started this process made the descriptor non-blocking.
+            except BlockingIOError:  # The parent process made the descriptor non-blocking.
                 _wait_for_room(self.descriptor)
             else:
                 self._torn = bool(rest)
 
 
 def lines_were_dropped(lines: int, why: str) -> str:
-    """What a notice says."""
+    """The text of a notice."""
     return f"{lines} lines were dropped: {why}"
 
 
@@ -205,9 +205,9 @@ class StandardStreams:
         return sum(queue.dropped for queue in self._queues)
 
     def drain(self, timeout_s: float = DRAIN_S) -> None:
-        """Wait until what is queued now was written or dropped, or the time is over."""
+        """Wait until everything queued now was written or dropped, or until the timeout."""
         end = time.monotonic() + timeout_s
-        for reached in [queue.mark() for queue in self._queues]:  # All first: one may be stuck.
+        for reached in [queue.mark() for queue in self._queues]:  # Ask all of them first: one may be stuck.
             reached.wait(max(0.0, end - time.monotonic()))
 
     @property
@@ -216,7 +216,7 @@ class StandardStreams:
 
 
 def queue_standard_streams() -> StandardStreams:
-    """From now on nothing that this process prints waits for whoever reads it; at its end it waits for DRAIN_S."""
+    """From now on, nothing that this process prints waits for its reader; at exit the process waits up to DRAIN_S."""
     for descriptor in (STDOUT, STDERR):
         _open_if_closed(descriptor)
     stderr = OutputQueue(STDERR, "stderr", _encoding_of(sys.stderr))
@@ -229,7 +229,7 @@ def queue_standard_streams() -> StandardStreams:
 
 
 def _open_if_closed(descriptor: int) -> None:
-    """Open it on /dev/null if it is closed: otherwise a file of the data_dir would get it, and what is printed."""
+    """Open the descriptor on /dev/null if it is closed: otherwise a data file could get its number, and the output."""
     try:
         os.fstat(descriptor)
     except OSError:

@@ -3,8 +3,8 @@
     python -m quire.cluster.simulator --seeds 0:1000 --jobs 2    1,000 histories, in two processes
     python -m quire.cluster.simulator --seed 17                  one; if it fails, the shortest transcript found
     python -m quire.cluster.simulator --soak 1000000             from that seed on, until a rule breaks
-    python -m quire.cluster.simulator --permanent --histories 50 in each, a minority is faulty for good
-    python -m quire.cluster.simulator --stranger --histories 50  in each, somebody speaks as a member
+    python -m quire.cluster.simulator --permanent --histories 50 in each, a minority has permanent faults
+    python -m quire.cluster.simulator --stranger --histories 50  in each, a stranger poses as a member
 
 A seed determines its history. The exit status is 1 if a rule was broken.
 """
@@ -26,7 +26,7 @@ from .plan import is_permanent, plan_of, plan_with_stranger
 MIN_CHANGED = 0.30
 MIN_TRUNCATED = 0.10
 MIN_HISTORIES = 50
-"""Fewer histories say nothing about these shares."""
+"""With fewer histories, these shares mean nothing."""
 REPORT_EVERY = 1_000
 RERUN = "python -m quire.cluster.simulator --seed"
 WITH_STRANGER = "python -m quire.cluster.simulator --stranger --seed"
@@ -145,7 +145,7 @@ def run_all(seeds: Iterable[int], jobs: int, *, stop_at_first: bool, stranger: b
             say(f"{time.monotonic() - began:.0f} s: {report}")
     say(f"{time.monotonic() - began:.0f} s: {report}")
     if lines := report.unavailability.lines():
-        say("progress with a minority faulty for good: median / 99th percentile / worst, in election timeouts:")
+        say("progress with a permanently faulty minority: median / 99th percentile / worst, in election timeouts:")
         say("\n".join(lines))
     if report.is_idle:
         say(f"too little happened: {MIN_CHANGED:.0%} must change leaders, {MIN_TRUNCATED:.0%} must truncate")
@@ -170,9 +170,9 @@ def main() -> int:
         const="",
         choices=("", *KINDS),
         metavar="KIND",
-        help="only histories in which a minority has permanent faults, or has one of that kind",
+        help="only histories in which a minority has permanent faults; with KIND, faults of that kind",
     )
-    parser.add_argument("--stranger", action="store_true", help="histories in which somebody speaks as a member")
+    parser.add_argument("--stranger", action="store_true", help="histories in which a stranger poses as a member")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     arguments = parser.parse_args()
     if arguments.seed is not None:

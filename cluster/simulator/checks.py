@@ -1,7 +1,7 @@
 """The rules of `docs/protocol.md`, checked after every step from what nodes do and what their disks hold.
 
-What a core believes is not trusted. Frames are compared by their crc32c. It covers the crc32c of the previous frame, so
-two logs with the same crc32c at the same place are equal up to there.
+The checks do not trust what a core reports. Frames are compared by their crc32c, which covers the crc32c of the
+previous frame, so two logs with the same crc32c at the same frame are equal up to that frame.
 """
 
 from bisect import bisect_left
@@ -32,7 +32,7 @@ class Violation(Exception):
 
 
 def _fell(before: HeldMark, after: HeldMark, snapshot_index: int) -> bool:
-    """Whether a mark fell. A log that was reset after a snapshot has a mark without the snapshot's records."""
+    """Whether a mark went down. A log that was reset after a snapshot has a mark without the snapshot's records."""
     known = max(after.commit_index, snapshot_index)
     return after.generation < before.generation or known < before.commit_index
 
@@ -211,7 +211,7 @@ class Checks:
         """Rule 16: a log that begins at `first` begins after committed frames, and a snapshot has what is below."""
         place = self._committed_place(first)
         if place is None or self.committed[place].crc32c != crc:
-            raise Violation("rule 16: a log begins behind what is committed", node.node_id, first, hex(crc))
+            raise Violation("rule 16: a log begins after committed frames", node.node_id, first, hex(crc))
         if self._snapshot_on(node) < first:
             raise Violation("rule 16: a snapshot holds what is below the log", node.node_id, first)
         return self.committed[: place + 1]
@@ -260,7 +260,7 @@ class Checks:
             )
 
     def _committed_place(self, index: int) -> int | None:
-        """The place of the committed frame that ends at `index`: -1 for 0, None if there is none."""
+        """The number of the committed frame that ends at `index`: -1 for 0, None if there is none."""
         if index == 0:
             return -1
         place = bisect_left(self.ends, index)
@@ -355,10 +355,10 @@ class Checks:
         """Rule 15, where a record of members stands for the first time: on the leader that appends it."""
         before = node.shadow.members_below(named.first)
         if len(before.voters ^ named.voters) > 1:
-            raise Violation("rule 15: one voter at a time", node.node_id, before, named)
+            raise Violation("rule 15: one voter changes at a time", node.node_id, before, named)
         place = self._committed_place(before.end)
         if place is None or self.committed[place].crc32c != before.crc32c:
-            raise Violation("rule 15: the change before is committed", node.node_id, before, named)
+            raise Violation("rule 15: the previous change is committed", node.node_id, before, named)
         if named.epoch not in self.epochs:
             raise Violation("rule 15: after epoch_start is committed", node.node_id, named)
 
@@ -368,7 +368,7 @@ class Checks:
         known = frozenset((voter.node_id, voter.disk_id) for voter in members.voters())
         named = node.shadow.members_below(node.shadow.end)
         if known != named.voters:
-            raise Violation("rule 15: who counts is who the log names", node.node_id, sorted(known), named)
+            raise Violation("rule 15: the members are those in the log", node.node_id, sorted(known), named)
 
     def _truncated(self, node: "Node", seen: Seen, place: int, held: Held) -> None:
         """Rule 9: what is truncated was never committed."""
@@ -384,7 +384,7 @@ class Checks:
     def _crc_before(self, node: "Node", index: int) -> int:
         place = node.shadow.place_of_end(index)
         if place is None and index <= self._snapshot_on(node):
-            # It died while its log was reset after a snapshot, which has what is below.
+            # It died while its log was reset after a snapshot, which holds the records below.
             place = self._committed_place(index)
             return self.committed[place].crc32c if place is not None and place >= 0 else 0
         if place is None:

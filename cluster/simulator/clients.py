@@ -1,7 +1,7 @@
 """Clients: sessions with retries, writes without a session, and linearizable reads; each answer is checked.
 
-A client without an answer retries at another node if the write belongs to a session. Otherwise the outcome is unknown,
-and the client does not send that command again.
+A client that gets no answer retries at another node if the write belongs to a session. Otherwise the outcome is
+unknown, and the client does not send that command again.
 """
 
 from collections.abc import Callable
@@ -29,18 +29,18 @@ class NotLinearizable(Exception):
 
 
 class Order:
-    """Checks linearizability where the history names its own order.
+    """Checks linearizability of a history whose order is known.
 
-    Every acknowledged write carries its index, and every read how far the node had applied the log. So the order is
-    given, and no search is needed: operations take effect in the log's order, which must agree with real time. An
-    operation that began after another had ended must not take effect before it.
+    Every acknowledged write has its index, and every read the node's applied_index. So the order is given and need not
+    be searched for: operations take effect in the log's order, which must agree with real time. An operation that began
+    after another had ended must not take effect before it.
 
     Whether each answer follows from the order is checked by `machine.Model`.
     """
 
     def __init__(self) -> None:
         self._ended = 0
-        """The highest index of all that ended: a write at `index` takes effect in [index, index + 1)."""
+        """The highest index of all ended operations: a write at `index` takes effect in [index, index + 1)."""
 
     def began(self) -> int:
         """The index that an operation which begins now must not precede; keep it until the operation ends."""
@@ -301,7 +301,7 @@ class Client:
         """Check a read's answer: the state at its applied index, and linearizable."""
         if state != self.checks.model.states.get(applied_index):
             known = self.checks.model.states.get(applied_index)
-            raise Violation("a read answers the state that the log makes", applied_index, state, known)
+            raise Violation("a read returns the state that the log gives", applied_index, state, known)
         try:
             self.order.read(operation.began, applied_index)
         except NotLinearizable as error:
@@ -318,11 +318,11 @@ class Client:
             self.schedule.later(0, self._fails, Attempt(self, operation, operation.attempt))
             return
         if operation.expected_index not in (None, reply.index):
-            raise Violation("a write stands where it was expected", operation, reply)
+            raise Violation("a write has the index that was expected", operation, reply)
         for position, command in enumerate(operation.commands):
             logged, recorded = model.at[reply.index + position]
             if logged != command or recorded != (reply.results[position], refused.get(position)):
-                raise Violation("a write is answered what the log says", command, reply, logged, recorded)
+                raise Violation("a write gets the results that the log gives", command, reply, logged, recorded)
             index = reply.index if operation.kind == "open" and not refused else model.executed_at.get(command)
             if index is None:
                 if refused.get(position) not in GONE and operation.kind != "open":
@@ -345,7 +345,7 @@ class Client:
         self.acknowledged(operation)
 
     def acknowledged(self, operation: Operation) -> None:
-        """Note a write whose answer is right. A prober measures here."""
+        """Note a write with a correct answer. A prober measures here."""
 
     def _wrote(self, operation: Operation, index: int) -> None:
         try:

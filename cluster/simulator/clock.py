@@ -1,6 +1,6 @@
 """Simulated time: the schedule of a history, and each node's clocks, which run at a rate of their own.
 
-The schedule is one queue of calls, ordered by time and, at equal times, by when each was put there.
+The schedule is one queue of calls, ordered by time and, at equal times, by order of insertion.
 """
 
 import heapq
@@ -11,7 +11,7 @@ from typing import Any
 SECOND = 1_000_000
 MILLISECOND = 1_000
 START_CLOCK = 1_700_000_000_000_000
-"""What the wall clocks show at the start, in microseconds."""
+"""The time of the wall clocks at the start, in microseconds."""
 MAX_CALLS = 500_000
 """No history takes a tenth of this: one that does is in an endless loop."""
 

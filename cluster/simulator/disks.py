@@ -11,7 +11,7 @@ from .clock import MILLISECOND, Clocks
 
 
 class SimDisk(faulty.Disk):
-    """A disk that announces each operation to its node beforehand: the node may die there."""
+    """A disk that announces each operation to its node first: the node may die at that point."""
 
     def __init__(self, seed: str, before: Callable[[str], None]) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class SimDevice:
 
 
 def failure_of(block: Callable[[], None]) -> BaseException | None:
-    """What a block raised, as a thread would return it. A power loss is raised: it ends the node."""
+    """The exception of a block, as a thread would return it. A power loss is raised: it ends the node."""
     try:
         block()
     except faulty.PowerLoss:

@@ -29,7 +29,7 @@ CLUSTER_ID = bytes(range(16))
 MAX_SHRINKING_RUNS = 300
 TRANSCRIPT_STEPS = 60
 PROBER = 14
-"""The prober's number as a client: no other has it, and none its commands."""
+"""The prober's number as a client: no other client has it or sends its commands."""
 LATEST_REPAIR_US = 2 * SECOND
 """By then every fault of the chaos has been repaired."""
 
@@ -270,7 +270,7 @@ def transcript(plan: Plan, outcome: Outcome) -> str:
     """The faults of a failing history, and its last steps."""
     faults = "\n".join(f"  {fault}" for fault in plan.faults)
     if plan.permanent is not None:
-        faults += f"\n  then, for good: {plan.permanent}"
+        faults += f"\n  then, permanently: {plan.permanent}"
     steps = "\n".join(f"  {line}" for line in outcome.trace[-TRANSCRIPT_STEPS:])
     return (
         f"faults that are needed ({len(plan.faults)}):\n{faults}\n"

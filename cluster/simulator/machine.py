@@ -25,7 +25,7 @@ def is_refused(command: Any) -> bool:
 
 
 class Tally:
-    """Answers a command with [commands executed, a hash of all of them], so that no second execution goes unseen."""
+    """Answers a command with [commands executed, a hash of all of them], so that a second execution is detected."""
 
     name = "tally"
     version = 1

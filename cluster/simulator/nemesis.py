@@ -1,4 +1,4 @@
-"""Carries out the plan's faults, and repairs them."""
+"""Injects the plan's faults, and repairs them."""
 
 from itertools import count
 from random import Random
@@ -23,7 +23,7 @@ DISK_TROUBLE = ("the disk failed", "LogReadOnly", "LogClosed")
 
 
 class Nemesis:
-    """Carries out faults, and starts nodes again that died."""
+    """Injects faults, and restarts nodes that died."""
 
     def __init__(
         self, settings: Settings, schedule: Schedule, network: Network, nodes: list[Node], checks: Checks
@@ -49,7 +49,7 @@ class Nemesis:
     # Targets
 
     def _whom(self, role: str, kind: str) -> Node | None:
-        """The node of that name, or a running one with that role. Network faults may strike one that is down."""
+        """The node of that name, or a running one with that role. Network faults may also hit one that is down."""
         named = next((node for node in self.nodes if node.node_id == role), None)
         if named is not None:
             return named if named.runs or kind in NETWORK_KINDS else None
@@ -211,7 +211,7 @@ class Nemesis:
         node.latency.lowest, node.latency.highest = self.settings.sync_us
 
     def _wipe(self, name: str) -> None:
-        """Replace a node's disk, which makes it no voter. At most one disk at a time: a majority must stay."""
+        """Replace a node's disk, so that it loses its vote. At most one disk at a time: a majority must remain."""
         node = next(node for node in self.nodes if node.node_id == name)
         if self._wiped or node.nominated:
             return
@@ -257,7 +257,7 @@ class Nemesis:
             node.resume()
 
     def ended(self, node: Node, why: str) -> None:
-        """Handle the end of a node: its fuse burnt down, or it halted."""
+        """Handle the end of a node: its fuse burned down, or it halted."""
         if why == "fuse":
             self._die(node, *self._fuses.get(node.node_id, ("kill", 100 * MILLISECOND)))
             return
@@ -281,7 +281,7 @@ class Nemesis:
             self._die(node, "kill", lasts)
 
     def kill(self, node: Node, lasts: int, keep: faulty.Keep | None = None) -> None:
-        """End a node, whatever else is healed by now; it starts again after a while."""
+        """Kill a node, regardless of other faults; it restarts after a while."""
         self.checks.counts.crashes += 1
         node.die(keep=keep)
         self.schedule.later(lasts, self.start, node)
@@ -296,7 +296,7 @@ class Nemesis:
         """Start a node that is down; retry later if its disk fails.
 
         Raises:
-            Violation: it does not start, though its disk works.
+            Violation: it does not start although its disk works.
         """
         if node.runs:
             return

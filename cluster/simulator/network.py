@@ -1,9 +1,9 @@
 """Links and streams between simulated nodes, and the faults of their network.
 
-One connection keeps its order, as TCP does. Different connections race one another, and so do an old and a new one
+One connection keeps its order, as TCP does. Different connections race with one another, including an old and a new one
 between the same two nodes. A cut direction holds messages back. When it heals, a connection either continues, with
-every message late and in order, or has broken: its messages are lost, and it is dialled again.
-Some messages arrive twice, the second time as late and out of order as on a connection that was replaced.
+every message late and in order, or has broken: its messages are lost, and it is dialled again. Some messages arrive
+twice, the second time late and out of order, as on a replaced connection.
 """
 
 from collections.abc import Callable, Iterable
@@ -97,7 +97,7 @@ class Pipe:
         self._waiting: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.broken = False
         self.silent = False
-        """It swallows what is put into it, and neither end notices."""
+        """It drops everything, and neither end notices."""
 
     def put(self, arrive: Callable[..., None], *arguments: Any) -> None:
         """Deliver by calling `arrive` with the arguments, after a delay."""
@@ -174,7 +174,7 @@ class Network:
     links: dict[tuple[str, str], Link] = field(default_factory=dict)
     streams: list[Stream] = field(default_factory=list)
     fetches_nothing: set[str] = field(default_factory=set)
-    """Nodes whose requests for snapshots are never answered: they give each up after a while."""
+    """Nodes whose requests for snapshots are never answered: they give up each request after a while."""
 
     def delay(self, route: tuple[str, str]) -> int:
         """The delay of a message sent now, in microseconds."""
@@ -216,7 +216,7 @@ class Network:
     # Flows that stay
 
     def silence(self, node: End, *, links: bool, streams: bool) -> None:
-        """The connections that a node has now swallow everything from now on, both ways. New ones work."""
+        """From now on, a node's existing connections drop everything, in both directions. New ones work."""
         for link in self.links.values():
             if links and link.pipe is not None and node in (link.source, link.target):
                 link.pipe.silent = True
@@ -225,7 +225,7 @@ class Network:
                 stream.up.silent = stream.down.silent = True
 
     def miss_pongs(self, pairs: Iterable[tuple[str, str]], after_us: int) -> None:
-        """Both ends of these links get no pongs any more: each closes its link, and dials again."""
+        """Both ends of these links stop getting pongs: each closes its link and dials again."""
         for source, target in pairs:
             for link in (self.links[source, target], self.links[target, source]):
                 if link.pipe is not None:
@@ -309,7 +309,7 @@ class Network:
             )
 
     def _arrive_again(self, pipe: Pipe, arguments: tuple[Any, ...]) -> None:
-        """A message arrives a second time, out of order: not where nothing comes through."""
+        """A message arrives a second time, out of order; not on a connection that drops everything."""
         if not pipe.silent and not pipe.is_cut:
             self._arrive(*arguments)
 

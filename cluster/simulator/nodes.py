@@ -1,7 +1,7 @@
 """One simulated node: the shipped driver, core, log, applier and sessions on a simulated disk and network.
 
-A `Node` is the machine: its disk and clocks survive a crash. A `Process` is what a crash takes. `Node.life` counts the
-processes, so that a call meant for an earlier one is dropped.
+A `Node` is the machine: its disk and clocks survive a crash. A `Process` does not. `Node.life` counts the processes, so
+that a call meant for an earlier one is dropped.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ EXPIRY_US = 150 * MILLISECOND
 
 @dataclass(frozen=True)
 class Form:
-    """What all nodes of a history have in common."""
+    """What all nodes of a history share."""
 
     cluster_id: bytes
     genesis: bytes
@@ -142,7 +142,7 @@ class Node:
 
         Raises:
             OSError: the disk fails. So do `LogError` and `PromiseLost`.
-            PowerLoss: the fuse burnt down on the way.
+            PowerLoss: the fuse burned down during recovery.
         """
         self.life += 1
         self.halt_reason, self.backlog = "", None
@@ -218,7 +218,7 @@ class Node:
             self.ended(self, "halted")
 
     def resume(self) -> None:
-        """Continue after a pause: make all calls that came meanwhile, those from sockets before those from timers."""
+        """Continue after a pause: make all calls that are due, those from sockets before those from timers."""
         backlog, self.backlog = self.backlog or [], None
         for timers in (False, True):
             for call, arguments in backlog:
@@ -226,7 +226,7 @@ class Node:
                     self.run(self.life, call, *arguments)
 
     def act(self, what: str = "send") -> None:
-        """Announce an externally visible action. If the fuse has burnt down, the node dies before it.
+        """Announce an externally visible action. If the fuse has burned down, the node dies before it.
 
         Raises:
             PowerLoss: it dies.
@@ -337,7 +337,7 @@ class Node:
             self._at_boundary(frame.header)
 
     def break_machine(self) -> None:
-        """From now on its machine raises at each command, after a restart, too."""
+        """From now on its machine raises an exception at each command, even after a restart."""
         self.machine_is_broken = True
         if self.process is not None and isinstance(self.process.applier.machine, Tally):
             self.process.applier.machine.is_broken = True
@@ -348,7 +348,7 @@ class Node:
         return machine
 
     def _at_boundary(self, header: FrameHeader) -> None:
-        """Begin a snapshot of the present state if one is due; it is written while later frames are applied."""
+        """Begin a snapshot of the current state if one is due; it is written while later frames are applied."""
         process, records = self.running, self.form.snapshot_records
         if not records or process.taking or header.index // records == header.next_index // records:
             return
@@ -365,7 +365,7 @@ class Node:
             folder = process.snapshots.begin(process.taking)
             write_snapshot(folder, process.snapshots.owner, boundary, content, chunk_bytes=CHUNK_BYTES)
         except (OSError, NoRoom):
-            process.taking = 0  # The parts it left do no harm.
+            process.taking = 0  # The parts that it left are harmless.
             return
         self.schedule.later(self.snapshot_random.randint(0, SNAPSHOT_US), self.run, self.life, self._complete)
 

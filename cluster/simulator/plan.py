@@ -21,7 +21,7 @@ HEARTBEAT_US = 40 * MILLISECOND
 ELECTION_US = 300 * MILLISECOND
 FRAME_OVERHEAD_BYTES = 128
 CALMER = 20
-"""In a history with permanent faults the rates of healthy clocks differ by this factor less."""
+"""In a history with permanent faults, the differences between healthy clocks' rates are divided by this."""
 
 Value = str | int | float | bool
 
@@ -78,7 +78,7 @@ class Plan:
     settings: Settings
     faults: tuple[Fault, ...]
     permanent: PermanentFaults | None = None
-    """What comes after these faults, and stays."""
+    """The permanent faults that follow these."""
 
     def without(self, faults: frozenset[int]) -> "Plan":
         """The same plan without the faults at these positions."""
@@ -197,7 +197,7 @@ STRANGER_SAYS = (5, 40)
 
 
 def plan_with_stranger(seed: int) -> Plan:
-    """The plan of a seed, with a stranger while the other faults last, and without its permanent faults."""
+    """The plan of a seed with a stranger during the other faults, and without its permanent faults."""
     plan, random = plan_of(seed), Random(f"{seed}/what the stranger says")
     words = [
         Fault(
@@ -245,7 +245,7 @@ def is_permanent(seed: int, kind: str = "") -> bool:
 
 
 def calm(settings: Settings) -> Settings:
-    """The same world as a healthy one: disks, machines and networks as a majority may expect of itself."""
+    """The same world with healthy disks, machines and networks, as a majority may expect them."""
     weather = replace(
         settings.weather,
         highest_us=min(settings.weather.highest_us, 10 * MILLISECOND),
@@ -279,7 +279,7 @@ def _promotions(settings: Settings, faults: list[Fault]) -> list[Fault]:
 
 
 def _nominations(settings: Settings, random: Random) -> list[Fault]:
-    """The control plane: mostly one candidate, which some learn late; at times two, none, or one that is down."""
+    """The control plane: mostly one candidate, which some learn late; sometimes two, none, or one that is down."""
     faults: list[Fault] = []
     at, voters = 0, settings.node_ids[: settings.voters]
     candidates = [random.choice(voters)]

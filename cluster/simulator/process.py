@@ -1,4 +1,4 @@
-"""The process of a simulated node: the shipped driver, core, log and applier, and what a crash takes with them."""
+"""The process of a simulated node: the shipped driver, core, log and applier, and other state that a crash loses."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class Reader:
 
 @dataclass(eq=False)
 class Process:
-    """A running node: all state that a crash takes."""
+    """A running node: all state that a crash loses."""
 
     log: Log
     disk: Disk
@@ -67,7 +67,7 @@ class Proposer(Waiter, Protocol):
     """The owner of a write: a client, which also learns why a write was not appended."""
 
     def rejected(self, reason: Reason) -> None:
-        """Nothing of the write was appended."""
+        """No part of the write was appended."""
         ...
 
 

@@ -1,6 +1,6 @@
 """The frames, promise and mark on a simulated disk, read from its bytes without the log engine's code (msgpack aside).
 
-The offsets are those of `log/DESIGN.md`, written a second time, so that the checks do not repeat a mistake of the
+The offsets are those of `log/DESIGN.md`, implemented a second time so that the checks do not repeat a mistake of the
 engine's reader.
 """
 
@@ -60,7 +60,7 @@ class HeldMark(NamedTuple):
     durable_index: int
     commit_index: int
     discards: bool
-    """It says that all segments go; its durable_index is where the log is to begin then."""
+    """It says that all segments are to be removed; the log then begins at its durable_index."""
 
 
 class _Segment:
@@ -81,9 +81,9 @@ class Shadow:
         self.frames: list[Held] = []
         self.ends: list[int] = []
         self.truncated: tuple[int, Held] | None = None
-        """The lowest place where a frame was removed or replaced, and that frame. The checks reset it."""
+        """The number of the lowest frame that was removed or replaced, and that frame. The checks reset it."""
         self.base_place = 0
-        """The place of the log's first frame; frames below are in a snapshot, or have expired."""
+        """The number of the log's first frame; frames below it are in a snapshot, or have expired."""
         self.below: Callable[[int, int], list[Held]] = _nothing
         """Takes a log's first index, if not 0, and the crc32c before it; returns all frames below."""
         self._segments: list[_Segment] = []
@@ -94,7 +94,7 @@ class Shadow:
         return self.ends[-1] if self.ends else 0
 
     def place_of_end(self, index: int) -> int | None:
-        """The place of the frame that ends at `index`: -1 for 0, None if there is none."""
+        """The number of the frame that ends at `index`: -1 for 0, None if there is none."""
         if index == 0:
             return -1
         place = bisect_left(self.ends, index)

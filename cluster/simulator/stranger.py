@@ -1,8 +1,9 @@
-"""A stranger that knows the codecs and speaks as a member: what he says must neither halt a node nor lose a record.
+"""A stranger that knows the codecs and poses as a member: its messages must neither halt a node nor lose a record.
 
-He says what a node believes by design (a vote request, a heartbeat of a higher epoch), what it must refuse (rules 18
-and 19), and answers that end leaderships. He does not vote, acknowledge or echo in another's name, nor name a clock:
-whoever can do that for a majority decides what is committed, and only a secret prevents that.
+It sends messages that a node believes by design (a vote request, a heartbeat of a higher epoch), messages that a node
+must refuse (rules 18 and 19), and answers that end leaderships. It does not vote, acknowledge or echo in a member's
+name or report a clock: if it could do so for a majority, it would decide what is committed, and only a secret prevents
+that.
 """
 
 from random import Random
@@ -45,11 +46,11 @@ HIGHEST = 2**64 - 1
 IMPOSSIBLE = (2**63, HIGHEST)
 ABOVE = (0, 1, 1, 2, 2**31, 2**32, 2**32 + 1, 2**33, 2**40)
 OFTEN_ABOVE = 0.6
-"""How often an epoch is named relative to that of the node that is spoken to."""
+"""How often an epoch is chosen relative to the receiving node's."""
 
 
 class Stranger:
-    """Speaks to one node at a time, in the name of another that is a member."""
+    """Sends messages to one node at a time, in the name of another member."""
 
     def __init__(self, seed: int, nodes: "list[Node]", checks: Checks) -> None:
         self._random = Random(f"{seed}/stranger")
@@ -57,7 +58,7 @@ class Stranger:
         self._checks = checks
 
     def speak(self, target: "Node", word: str) -> None:
-        """Say something of this kind to a node that runs."""
+        """Send a message of this kind to a running node."""
         other = self._random.choice([node for node in self._nodes if node is not target])
         if word == "vote_request" and not target.counts:
             return  # Nobody asks an observer.
@@ -101,7 +102,7 @@ class Stranger:
                 raise ValueError(word)
 
     def _epoch(self, ours: int) -> int:
-        """An epoch to name. A node that has promised nothing would believe one from which nobody leads it back."""
+        """An epoch to send. A node without a promise would believe an epoch from which it could not recover."""
         if not ours:
             return self._random.choice((0, 1, 2, 2**32, *IMPOSSIBLE))
         if self._random.random() < OFTEN_ABOVE:

@@ -75,7 +75,7 @@ async def get_index_bounds(request: web.Request) -> web.Response:
 
 
 async def get_record(request: web.Request) -> web.StreamResponse:
-    """A bin as its bytes, a blob as a stream of bytes, any other value as JSON or msgpack."""
+    """The record: a bin as bytes, a blob as a stream of bytes, any other value as JSON or msgpack."""
     parameters_of(request)
     service, index = request.app[SERVICE], parse_integer(request.match_info["index"], "the index")
     with service.answering(index):
@@ -107,7 +107,7 @@ async def _streamed(request: web.Request, stream: ValueStream) -> web.StreamResp
             async with asyncio.timeout(STALL_TIMEOUT_S):
                 await response.write(chunk)
         except TimeoutError:
-            # A stuck reader would keep its place. Abort, so that the client does not take this for the end.
+            # A stuck reader would keep its slot. Abort, so that the client does not mistake this for the end.
             abort(request)
             break
     return response
@@ -119,7 +119,7 @@ def _headers_of(kind: Kind, headers: Any) -> dict[str, str]:
 
 
 async def post_records(request: web.Request) -> web.Response:
-    """Append records; {"write_index", "count"} once they are as durable as the flush policy asks."""
+    """Append records; {"write_index", "count"} once they are as durable as the flush policy requires."""
     service = request.app[SERVICE]
     expected_index = integer_of(parameters_of(request, "index"), "index")
     content_type = content_type_of(request, BODIES)
@@ -142,7 +142,7 @@ async def post_records(request: web.Request) -> web.Response:
 async def _append_bytes(
     request: web.Request, service: LogService, headers: dict[str, str], expected_index: int | None
 ) -> int:
-    """Append the raw body: up to 1 MiB as a bin, above that as a blob. Spooled, so that it blocks no other writer."""
+    """Append the raw body: up to 1 MiB as a bin, above that as a blob. It is spooled, so it blocks no other writer."""
     limit = service.config.max_record_bytes
     if request.content_length is not None and request.content_length > limit:
         raise LimitExceeded("the request body", request.content_length, limit)

@@ -23,25 +23,25 @@ MAX_RECORD_BYTES = 64 * MIB
 HEADERS_BYTES = 16 * 1024
 """Room for `Quire-Headers` in a frame; aiohttp accepts no header above 8,190 bytes."""
 
-_SEGMENT_LIMIT_BYTES = 4096 * MIB  # Positions in a segment are u32.
+_SEGMENT_LIMIT_BYTES = 4096 * MIB  # Byte positions in a segment are u32.
 
 
 class StandaloneConfig(Settings):
-    """The configuration of a standalone log: its settings, and constants that tests give other values."""
+    """The configuration of a standalone log: its settings, and constants that tests change."""
 
     max_request_bytes: ClassVar = MIB
-    """Size of a batch of records in one request."""
+    """Bytes of a batch of records in one request."""
     max_commands: ClassVar = 10_000
     """Records in one request. They are decoded together, so this bounds how long that blocks others."""
     request_timeout_ms: ClassVar = 10_000
-    """A request waits for the next bytes of its body (then nothing was written), or for its flush (then the response
-    has the index, and the outcome is unknown)."""
+    """How long a request waits for the next bytes of its body (after that, nothing was written) or for its flush (after
+    that, the response has the index, and the outcome is unknown)."""
     flush_records: ClassVar = 1000
     """If flush = batched: flush when this many records wait."""
     flush_interval_ms: ClassVar = 1000
     """If flush = batched: flush when the oldest record is this old."""
     cached_indexes: ClassVar = 64
-    """Sealed segments whose index stays in memory, the most recently used: 256 KiB for one of 64 MiB."""
+    """How many sealed segments, the most recently used, keep their index in memory: 256 KiB for a segment of 64 MiB."""
 
     listen: Address = Field(description="HOST:PORT to listen on. 0.0.0.0 is every IPv4 address, [::] every address.")
     allow: Allow = Field(default_factory=tuple)

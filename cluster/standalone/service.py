@@ -58,7 +58,7 @@ MODE = "standalone"
 MARK_INTERVAL_S = 1.0
 EXPIRY_INTERVAL_S = 10.0
 EXPIRY_RETRY_S = 1.0
-"""The pause before another attempt to sync a folder for which there was no descriptor."""
+"""The wait before another attempt to sync a folder when there was no descriptor for it."""
 
 logger = structlog.get_logger(__name__)
 
@@ -88,7 +88,7 @@ class DiskOfLogFull(DiskFullError):
 
 
 class NotFlushedInTime(OutcomeUnknown):
-    """The record is appended; whether it survives a power loss is unknown."""
+    """The record was appended; whether it survives a power loss is unknown."""
 
     def __init__(self, index: int, count: int, reason: str) -> None:
         super().__init__(f"appended at index {index}, but {reason}")
@@ -114,7 +114,7 @@ class LogService:
         """Open or create the log.
 
         Raises:
-            DataDirRefused: the directory is in use, of a cluster, or damaged.
+            DataDirRefused: the directory is in use, belongs to a cluster, or is damaged.
             LogError: the log cannot be opened.
         """
         self.log = await asyncio.to_thread(self._open)
@@ -147,15 +147,15 @@ class LogService:
 
     @property
     def failure(self) -> str | None:
-        """Why the log has failed; None if it has not. If its files are not in place, what to do before a restart."""
+        """Why the log has failed; None if it has not. If its files are not in place, it says what to do first."""
         return self.log.failure and (self.log.watch.lost or self.log.failure)
 
     async def settled(self, index: int, count: int) -> None:
-        """Wait until `count` records from `index` on are as durable as the flush policy asks.
+        """Wait until `count` records from `index` on are as durable as the flush policy requires.
 
         Raises:
-            Truncated: another caller has truncated them, or some of them.
-            NotFlushedInTime: they are appended; whether they are durable is unknown.
+            Truncated: another caller has truncated all or some of them.
+            NotFlushedInTime: they were appended; whether they are durable is unknown.
         """
         timeout_ms = self.config.request_timeout_ms
         try:
@@ -202,7 +202,7 @@ class LogService:
             raise OutcomeUnknown(self.failure or error.reason) from error
 
     def _failed(self) -> None:
-        """The log takes no more writes: end the process, unless that would lose what only its descriptors hold."""
+        """The log accepts no more writes: end the process, unless its open descriptors are all that holds its data."""
         if self.log.watch.judge_failure():
             if not self._is_stranded:
                 self._is_stranded = True
@@ -235,7 +235,7 @@ class LogService:
             await asyncio.sleep(EXPIRY_INTERVAL_S)
 
     async def _remove_expired(self, aged_to: Callable[[], int]) -> int:
-        """Remove what may expire, one segment at a time, their files in a thread; return how many segments went.
+        """Remove expired segments one at a time, their files in a thread; return how many were removed.
 
         Raises:
             LogReadOnly: the device failed.
@@ -260,10 +260,10 @@ class LogService:
 
 
 def open_log(config: StandaloneConfig, directory: Directory) -> Log:
-    """Check whose data directory it is, and open its log or create one. Blocks; the caller has the lock.
+    """Check the identity of the data directory, and open its log or create one. Blocks; the caller has the lock.
 
     The identity is written after the log. A log without an identity (after a crash in between, or written by another
-    program with this library) is served with the cluster id that it has.
+    program with this library) is served with its existing cluster id.
 
     Raises:
         DataDirRefused, LogError: it cannot be used; nothing was changed.

@@ -1,4 +1,4 @@
-"""Append files to an archive, one process at a time; remove what a killed run left there.
+"""Append files to an archive, one process at a time; remove leftovers of a killed run.
 
 A file becomes part of the archive in these steps, each durable before the next:
 
@@ -100,7 +100,7 @@ class ArchiveAppender:
 
 @contextmanager
 def open_archive(path: str) -> Generator[ArchiveAppender]:
-    """Open the archive at a path for appending, or create it; what a killed run left there is removed.
+    """Open the archive at a path for appending, or create it; leftovers of a killed run are removed.
 
     Raises:
         OptionRefused: the path holds something else.

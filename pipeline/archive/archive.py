@@ -97,7 +97,7 @@ def archive(
 def _in_order(
     options: SourceOptions, path: str, pieces: list[LogPartition], spark: SparkSession | None
 ) -> Iterator[Written]:
-    """The files of all pieces in the order of the log. Files that are written early wait for the earlier ones."""
+    """The files of all pieces in the order of the log. Files that are written out of order wait for earlier ones."""
     waiting: dict[int, list[Written]] = {}
     next_place = 0
     for outcome in spread(spark, partial(_write, options, path), pieces):

@@ -28,8 +28,8 @@ INDEX = "index"
 
 
 class ArchiveLog:
-    """The log in an archive. It only grows at its end, and only `bounds` looks for that: between two calls of `bounds`,
-    all answers are from one manifest.
+    """The log in an archive. It only grows at its end, and only `bounds` reads the manifest again: between two calls of
+    `bounds`, all answers come from one manifest.
     """
 
     servers: tuple[str, ...] = ()
@@ -188,8 +188,8 @@ def _buffers(column: Any) -> tuple[Integers, memoryview]:
 class JoinedLog:
     """The archive's records, followed by the live log's.
 
-    Everything that the archive holds is read from it: it does not change, so nothing can expire between planning and
-    reading, and the nodes are spared. The first frame of the live log must follow the archive's last.
+    Everything in the archive is read from there: it does not change, so nothing can expire between planning and
+    reading, and the nodes have less to do. The first frame of the live log must follow the archive's last.
     """
 
     def __init__(self, archive: ArchiveLog, live: Origin) -> None:

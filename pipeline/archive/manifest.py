@@ -87,11 +87,11 @@ class ArchiveManifest:
         return self.files[-1].tail if self.files else self.origin
 
     def before(self, place: int) -> Tail:
-        """The chain's end before the file at a place."""
+        """The chain's end before the file with this number."""
         return self.files[place - 1].tail if place else self.origin
 
     def place_of(self, index: int) -> int:
-        """The place of the file that holds an index within the bounds."""
+        """The number of the file that holds an index within the bounds."""
         return bisect_right(self._firsts, index) - 1
 
     @classmethod

@@ -1,7 +1,7 @@
-"""`archive --every`: one run after another. An outage does not end it: it says its lag, waits, and retries.
+"""`archive --every`: one run after another. During an outage it reports its lag, waits, and retries.
 
-An outage is a cluster of which no node answers, or a network that fails under a mounted folder. What waiting does not
-fix ends the rounds as it ends a single run: damage, a foreign log, a gap, a full disk.
+In an outage, no node of the cluster answers, or the network fails under a mounted folder. Errors that waiting cannot
+fix end the rounds as they end a single run: damage, a foreign log, a gap, a full disk.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 60.0
-"""Each retry waits twice as long as the previous one, up to this, less up to half of it at random: the archives of one
-cluster do not all ask again at the same moment."""
+"""Each retry waits twice as long as the previous one, up to this, minus up to half of it at random, so that the
+archives of one cluster do not all retry at the same moment."""
 
 _NETWORK = frozenset(
     (
@@ -36,7 +36,7 @@ _NETWORK = frozenset(
 
 
 class Rounds:
-    """Runs, `every_s` seconds apart, for good. One thread."""
+    """Runs, `every_s` seconds apart, without end. One thread."""
 
     def __init__(
         self,
@@ -54,15 +54,15 @@ class Rounds:
         self._complain = complain
         self._pause = pause
         self._clock = clock
-        self._complete_at: float | None = None  # When the archive had last all that was committed.
+        self._complete_at: float | None = None  # When the archive last had everything that was committed.
         self._began_at = clock()
         self._lacking: int | None = None  # Records that the archive is known to lack; None: not known.
 
     def summaries(self) -> Iterator[ArchiveSummary]:
-        """The summary of the first run that succeeds, and of each later one that found anything.
+        """The summary of the first successful run, and of each later one that found new records.
 
         Raises:
-            As `archive`, except for what an outage raises.
+            As `archive`, except for the errors of an outage.
         """
         failures, is_first = 0, True
         while True:
@@ -91,7 +91,7 @@ class Rounds:
         self._progress(done, total)
 
     def _lag(self) -> str:
-        """How far the archive is behind, as far as that is known during an outage."""
+        """How far the archive is behind, if known during an outage."""
         if self._complete_at is None:
             since = f"no run has succeeded since this command began {self._clock() - self._began_at:.0f} s ago"
         else:
@@ -101,5 +101,5 @@ class Rounds:
 
 
 def is_outage(error: ClusterUnavailable | OSError) -> bool:
-    """Whether waiting may fix it."""
+    """Whether the error may pass by waiting."""
     return isinstance(error, ClusterUnavailable | ConnectionError | TimeoutError) or error.errno in _NETWORK

@@ -27,7 +27,7 @@ class StoredSnapshots(NamedTuple):
     """The snapshots of a data_dir or an archive, by their manifests."""
 
     manifests: list[Manifest]
-    """The intact ones, oldest first."""
+    """The manifests that are intact, oldest first."""
     damaged: list[SnapshotDamaged]
 
 

@@ -1,10 +1,10 @@
 """Which rows executed, in three steps: tasks group rows into runs, the driver judges the runs, tasks mark the rows.
 
 Whether a record executed depends on all earlier ones of its session, so it cannot be decided row by row. But a run,
-rows of a session whose sequences rise by one, is judged as a whole: those below the session's next sequence are retries
-and the rest executed, or all of it is behind a gap. Retries are rare, so there are few runs. A run ends where the rows
-have a system record, which may open or close its session, or skip an index. So the order and the partitions of the rows
-make no difference to the result, only to the number of runs.
+rows of a session whose sequences rise by one, is judged as a whole: either the rows below the session's next sequence
+are retries and the rest executed, or the whole run comes after a gap. Retries are rare, so there are few runs. A run
+ends where the rows have a system record, which may open or close its session, or skip an index. So the order and the
+partitions of the rows do not affect the result, only the number of runs.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _Cutter:
         self._stretch: tuple[int, int] | None = None  # First and last index of the rows since the last gap.
 
     def taken(self) -> list[Run]:
-        """What is done; it is forgotten here."""
+        """Return the finished lines and forget them."""
         done, self.done = self.done, []
         return done
 
@@ -117,7 +117,7 @@ class _Cutter:
             self._end_runs()
 
     def end(self) -> None:
-        """There are no more rows."""
+        """Finish: there are no more rows."""
         self._end_runs()
         if self._stretch is not None:
             self.done.append(Run(*self._stretch, 0, 0, 0, 0))
@@ -136,7 +136,7 @@ class _Cutter:
         self._open[run.session] = run
 
     def _add_stretches(self, index: Integers) -> list[int]:
-        """Note the gapless stretches; return the rows that do not follow the one before."""
+        """Note the gapless stretches; return the rows that do not follow the previous one."""
         gaps = (np.flatnonzero(np.diff(index) != 1) + 1).tolist()
         follows = self._stretch is not None and self._stretch[1] + 1 == index[0]
         for start, end in pairwise([0, *gaps, len(index)]):
@@ -155,7 +155,7 @@ def _integers(column: pa.Array) -> Integers:
 
 
 class Marks(NamedTuple):
-    """What is known of the records [from_index, to_index): which runs hold some that their session answered."""
+    """What is known about the records [from_index, to_index): the runs with records that their session answered."""
 
     from_index: int
     to_index: int
@@ -163,10 +163,10 @@ class Marks(NamedTuple):
     first_index: Integers
     last_index: Integers
     answered_to: NDArray[np.uint64]
-    """Of the run of this session from first_index to last_index, the records up to this sequence did not execute."""
+    """In this session's run from first_index to last_index, the records up to this sequence did not execute."""
 
     def executed(self, index: pa.Array, session: pa.Array, sequence: pa.Array) -> pa.Array:
-        """Whether each record executed; null outside of the range. It is for records of any kind but system."""
+        """Whether each record executed; null outside of the range. Not for system records."""
         at, of, number = _integers(index), _integers(session), _integers(sequence).view(np.uint64)
         known = (at >= self.from_index) & (at < self.to_index)
         executed = np.ones(len(at), bool)
@@ -200,7 +200,7 @@ def marks_of(runs: pa.Table) -> Marks:
     """Judge the runs of all rows, in the order of the log, as the applier judges its frames.
 
     Raises:
-        MarkingRefused: rows are missing or there twice.
+        MarkingRefused: rows are missing or duplicated.
         PayloadInvalid: a system record cannot be read.
     """
     is_stretch = (_integers(runs["session"]) == 0) & (_integers(runs["count"]) == 0)
@@ -227,7 +227,7 @@ def marks_of(runs: pa.Table) -> Marks:
 
 
 def _sessions(genesis: dict[str, Any] | None) -> Sessions:
-    """An empty table with the limits of the log's first record, if that was read."""
+    """An empty table with the limits in the log's first record, if that was read."""
     limits = {} if genesis is None else genesis.get("limits", {})
     return Sessions(**{name: limits[name] for name in SESSION_LIMITS if name in limits})
 

@@ -41,9 +41,9 @@ class ClusterLog:
         task_number: int = 0,
         page_bytes: int = PAGE_BYTES,
     ) -> None:
-        """`known`: the id of the cluster, if the servers are all of its members; None: ask them for id and members.
+        """`known`: the cluster's id, if the servers are all of its members; None: ask them for id and members.
 
-        `task_number`: each asks another follower first. The leader is last in `servers`.
+        `task_number`: tasks with different numbers ask different followers first. The leader is last in `servers`.
         """
         *followers, last = servers
         shift = task_number % max(1, len(followers))
@@ -68,7 +68,7 @@ class ClusterLog:
         return self._known
 
     def _learn(self, known_before: str | None) -> str:
-        """Ask each server for members and leader; return the id of their cluster, which must be the one before."""
+        """Ask each server for members and leader; return the id of their cluster, which must not have changed."""
         answers = self._nodes.every("/cluster", "its members")
         ids = {server: _own_status(document).get("cluster_id") for server, document in answers.items()}
         known = {server: found for server, found in ids.items() if isinstance(found, str)}

@@ -1,7 +1,7 @@
-"""HTTP requests to the nodes of a cluster, one after another, until one returns what is asked for.
+"""HTTP requests to the nodes of a cluster, one after another, until one returns the requested data.
 
 A stretch of the log is the same on every node that has it, so any node will do: followers are asked first, in an order
-that differs from task to task, the leader last. Tasks use the standard library's HTTP client and need no other.
+that differs between tasks, and the leader last. Tasks need only the standard library's HTTP client.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import orjson
 from ..errors import ClusterUnavailable, PipelineError
 
 ATTEMPT_TIMEOUT_S = 5.0
-"""The timeout of one read from a socket; a node that sends nothing for so long is passed over for another."""
+"""The timeout of one read from a socket; if a node sends nothing for this long, another one is tried."""
 SILENT_FOR_S = 5.0
-"""For how long a node that did not answer is asked last."""
+"""For how long a node that did not answer is only asked last."""
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.5
 MAX_ANSWER_BYTES = 64 << 20
@@ -39,7 +39,7 @@ class Answer(NamedTuple):
 
 
 class TryNext(PipelineError):
-    """This node does not have what is asked for; another may."""
+    """This node does not have the requested data; another may."""
 
 
 class Gone(TryNext):
@@ -47,7 +47,7 @@ class Gone(TryNext):
 
 
 class AnswerRefused(TryNext):
-    """This node refuses, and will again: the answer exceeds a limit, or its machine refuses the query."""
+    """This node refuses and will refuse again: the answer exceeds a limit, or its machine refuses the query."""
 
 
 class Nodes:
@@ -60,7 +60,7 @@ class Nodes:
         self._silent_until: dict[str, float] = {}
 
     def first(self, path: str, what: str, parse: Callable[[Answer], Parsed], accept: str = JSON) -> Parsed:
-        """What `parse` makes of the first answer that it accepts; it raises TryNext to pass over an answer.
+        """The result of `parse` for the first answer that it accepts; it raises TryNext to reject an answer.
 
         Raises:
             Gone: every node that answered says that the records have expired.
@@ -92,7 +92,7 @@ class Nodes:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def every(self, path: str, what: str) -> dict[str, Any]:
-        """The documents of all nodes that answer at once, by server, at least one; those lately silent are not asked.
+        """The documents of all nodes that answer, by server, at least one; recently silent nodes are not asked.
 
         Raises:
             ClusterUnavailable: no node answered in time.
@@ -129,7 +129,7 @@ class Nodes:
             if fresh or isinstance(error, TimeoutError):
                 self._silent_until[server] = time.monotonic() + SILENT_FOR_S
                 raise TryNext(_reason(error)) from error
-            return self._ask(server, path, accept, deadline)  # The node may have closed the connection that was kept.
+            return self._ask(server, path, accept, deadline)  # The node may have closed the idle connection.
         self._silent_until.pop(server, None)
         return answer
 

@@ -53,7 +53,7 @@ class Origin(Protocol):
         ...
 
     def bounds(self) -> Bounds:
-        """The records that can be read at this moment."""
+        """The records that can be read now."""
         ...
 
     def index_at(self, timestamp: int, bounds: Bounds) -> int:

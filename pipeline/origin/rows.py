@@ -1,4 +1,4 @@
-"""Frames to rows: the position of each record in a piece of a log, found without a Python object per record.
+"""Frames to rows: the byte position of each record in a piece of a log, without a Python object per record.
 
 Python code runs once per frame; msgpack's skip and tell find the ends of the records, and numpy does the rest. A
 record's value is a range of the bytes that were read. Sessions are known per run, other columns per frame; both are

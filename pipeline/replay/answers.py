@@ -49,7 +49,7 @@ class NodeAnswer(NamedTuple):
 
 
 def place_of(difference: Difference) -> str:
-    """Where it differs, as part of a sentence."""
+    """The location of a difference, as part of a sentence."""
     if difference.first_index is None:
         return f"at index {difference.boundary}"
     return f"from index {difference.first_index} on"

@@ -54,7 +54,7 @@ class _Reply(NamedTuple):
 
 
 class _Compared:
-    """The replies in two session tables of one boundary, as far as both keep them."""
+    """The replies that are kept by both of two session tables at one boundary."""
 
     def __init__(self, own: Sessions, recorded: Sessions) -> None:
         self.differing: dict[tuple[int, int], _Reply] = {}

@@ -4,9 +4,9 @@ A command of `kv` reads and changes one key. So keys are independent of each oth
 snapshot inside can be replayed in parallel. Every task reads all frames, since sessions depend on everything that was
 sent, but executes only its own part. The result is compared with the snapshot at the end by values, not by digest.
 
-The limits on the state, in bytes and in keys, depend on all keys. So the parts execute without them, and note by how
-much each of them grew at most. If all of that together fits the limits, then no command was refused for them, and the
-parts are right. Otherwise nothing is known (`is_crowded`), and the stretch has to be replayed as a whole.
+The limits on the state, in bytes and in keys, depend on all keys. So the parts execute without limits, and each notes
+its maximum growth. If the sum fits the limits, no command was refused because of them, and the parts are correct.
+Otherwise the outcome is unknown (`is_crowded`), and the stretch has to be replayed as a whole.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class KeyPiece(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """How large a state is, may be or became."""
+    """The size of a state: the current, the allowed or the largest one."""
 
     keys: int
     size: int
-    """As the machine counts bytes."""
+    """The size in bytes, as the machine counts it."""
 
 
 class ReplayedKeys(NamedTuple):
@@ -72,13 +72,13 @@ class ReplayedKeys(NamedTuple):
     keys: int
     differences: list[KeyDifference]
     room: Extent
-    """By how much the whole state may grow from the beginning of the stretch."""
+    """How much the whole state may grow from the beginning of the stretch."""
     grown: Extent
-    """By how much this part of it was larger at most."""
+    """The maximum growth of this part of it."""
 
 
 def is_crowded(parts: Sequence[ReplayedKeys]) -> bool:
-    """Whether commands of a stretch, of which these are all parts, may have been refused for a limit on the state."""
+    """Whether a limit on the state may have refused commands of the stretch whose parts these are."""
     room = parts[0].room
     return sum(part.grown.keys for part in parts) > room.keys or sum(part.grown.size for part in parts) > room.size
 

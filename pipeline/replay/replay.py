@@ -51,7 +51,7 @@ class ReplaySummary:
     keys: list[KeyDifference] = field(default_factory=list[KeyDifference])
     """The keys that differ, if stretches were replayed in parts by key."""
     live: dict[str, str] = field(default_factory=dict[str, str])
-    """By node: `equal` (perhaps by its digest alone), how its answer differs, or why it was not compared."""
+    """By node: `equal` (perhaps only by its digest), how its answer differs, or why it was not compared."""
     left_out: list[str] = field(default_factory=list[str])
     """Snapshots whose manifest is damaged; a longer stretch spans the index of each."""
     seconds: float = 0.0
@@ -182,7 +182,7 @@ def _parts(piece: ReplayPiece, key_parts: int) -> list[ReplayPiece | KeyPiece]:
 
 
 def _crowded(pieces: list[ReplayPiece], of_keys: list[ReplayedKeys]) -> list[ReplayPiece]:
-    """The stretches whose parts are no proof, because a limit on the state may have refused commands of them."""
+    """The stretches whose parts prove nothing, because a limit on the state may have refused commands of them."""
     parts: dict[int, list[ReplayedKeys]] = {}
     for part in of_keys:
         parts.setdefault(part.from_index, []).append(part)

@@ -1,7 +1,7 @@
-"""`report`: the history of a cluster from its log: which commands, throughput over time, changes of leader.
+"""`report`: the history of a cluster from its log: commands, throughput over time, changes of leader.
 
-The log does not record how far followers lagged. So the lag is that of the moment, asked from the nodes if they are
-named. For the past, the log shows the longest pauses between two frames, which is what clients saw of a failover.
+The log does not record how far followers lagged, so the report has only the current lag, if nodes are given. For the
+past, the log shows the longest pauses between two frames, which is what clients noticed of a failover.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WIDTHS_S = [0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 6 * 3600, 86_400, 
 
 @dataclass(slots=True)
 class NodeLag:
-    """How far a node lags behind its leader at the moment; None: its status does not say."""
+    """How far a node currently lags behind its leader; None if its status does not say."""
 
     server: str
     role: str
@@ -50,7 +50,7 @@ class NodeLag:
 
 @dataclass(slots=True)
 class Report:
-    """What the pages show. Times are seconds since 1970; lists have one value for each bucket of time."""
+    """The content of the pages. Times are seconds since 1970; lists have one value for each bucket of time."""
 
     cluster_id: str
     from_index: int
@@ -94,7 +94,7 @@ def report(
 ) -> Report:
     """Report on the log that the options name; write report.html, report-light.png, report-dark.png and report.json.
 
-    With `servers`, the report includes their lag at the moment. Without Spark, this process does all the work.
+    With `servers`, the report includes their current lag. Without Spark, this process does all the work.
 
     Raises:
         OptionRefused: the options select a part of the log, or a path is a URL.

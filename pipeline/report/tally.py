@@ -1,4 +1,4 @@
-"""What a report counts in a piece of a log: records by time and operation, pauses, and changes of leader.
+"""The counts of a report for a piece of a log: records by time and operation, pauses, and changes of leader.
 
 No object is made per record: an operation is the text that a command starts with, and numpy finds it in the bytes.
 """
@@ -21,7 +21,7 @@ from ..source.options import SourceOptions
 from ..source.reading import LogPartition, origin_of
 
 NAME_BYTES = 16
-"""The most bytes of an operation's name; longer ones are cut."""
+"""The maximum length of an operation's name in bytes; longer ones are cut."""
 OTHER = "other"
 _KIND_NAMES = {Kind.BLOB: "blob", Kind.SYSTEM: "system"}
 _ARRAY_HEADS = (0x91, 0x9F)

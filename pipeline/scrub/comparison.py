@@ -38,7 +38,7 @@ class ScrubNode(NamedTuple):
         if known is None:
             with closing(ClusterLog([self.name], NODE_TIMEOUT_S)) as asked:
                 known = asked.cluster_id()
-        # With the cluster known, the other members are not looked up: this very node is asked.
+        # With the cluster known, the other members are not looked up: only this node is asked.
         return ClusterLog([self.name], NODE_TIMEOUT_S, known=known)
 
 

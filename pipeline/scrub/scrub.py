@@ -49,7 +49,7 @@ class ScrubbedNode:
     records: int = 0
     log_bytes: int = 0
     compared_to: int | None = None
-    """The last boundary at which it was compared with another node; None: none that was read is common to both."""
+    """The last boundary at which it was compared with another node; None if it shares none with any."""
 
 
 @dataclass(slots=True)

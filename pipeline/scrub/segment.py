@@ -6,7 +6,7 @@ segment cannot be read.
 
 A crc locates a flipped bit because it is linear: the crc of the bytes as read, xored with the crc as written, depends
 only on which bits were flipped, and differs for every single bit of a message. So stepping from the message's last bit
-to its first finds the place. More than one flipped bit is mistaken for one elsewhere with a probability of
+to its first finds the position. More than one flipped bit is mistaken for one elsewhere with a probability of
 bits / 2^32; otherwise it is recognized as more than one.
 """
 

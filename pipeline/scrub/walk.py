@@ -3,7 +3,7 @@
 Frames form a chain, so two logs with the same crc32c at one boundary are equal below it, down to where the chain
 starts. Logs that diverge never converge again, but their frames may end at other indices from then on. So a walk keeps
 the first boundary at or after every BOUNDARY_RECORDS-th index and after the end of each log, wherever that boundary is:
-it is the same on every node, or the logs have diverged. What is kept does not grow with the size of the frames.
+it is the same on every node, or the logs have diverged. The memory needed does not depend on the size of the frames.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FindingKind = Literal["corrupt", "chain", "index", "unreadable", "differs"]
 class Finding(NamedTuple):
     """One fault.
 
-    - `corrupt`: bytes of a store or an archive are not what was written.
+    - `corrupt`: bytes of a store or an archive are not those that were written.
     - `chain`: a frame is intact but does not follow the previous one.
     - `index`: an index file does not match its store; the node rebuilds it when it needs it.
     - `unreadable`: a node did not return these records.
@@ -75,7 +75,7 @@ class WalkedPiece:
     findings: list[Finding] = field(default_factory=list[Finding])
 
     def add(self, header: FrameHeader) -> str | None:
-        """Count the next frame; return what is wrong with its place in the chain, if anything."""
+        """Count the next frame; return what is wrong with its position in the chain, if anything."""
         broken = None
         if self.tail is None:
             self.before = Tail(header.index, 0, 0, header.prev_crc32c)

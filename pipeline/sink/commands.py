@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 INVALID = "NO_COMMAND"
 """The code of a row that cannot be decoded."""
 CHECKED_ROWS = 1000
-"""How many rows are Python objects in memory, and checked, at a time."""
+"""How many rows are held as Python objects and checked at a time."""
 
 Decode = Callable[[Any], Any]
 

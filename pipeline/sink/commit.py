@@ -43,7 +43,7 @@ _GONE, _REUSED = "REPLY_GONE", "SEQUENCE_REUSED"
 
 
 class SessionClient(Protocol):
-    """What the sink uses of `quire.Client`: a named session and its stream."""
+    """The part of `quire.Client` that the sink uses: a named session and its stream."""
 
     async def session(self) -> Session: ...
     async def resume_at(self, sequence: int) -> Session: ...
@@ -56,7 +56,7 @@ Connect = Callable[[], AbstractAsyncContextManager[SessionClient]]
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What a task made of a partition: its spool, or the rows that are not commands."""
+    """The result of a task for a partition: its spool, or the rows that are not commands."""
 
     partition: int
     spool: Spool | None
@@ -119,10 +119,10 @@ async def _delivered_in_the_end(
     *,
     guessed: bool,
 ) -> Done:
-    """`_delivered`, once more in another way after an answer that the first way can never get.
+    """`_delivered`, repeated in a different way if the first way can never get an answer.
 
-    Something was applied under this batch's plan then, so every later driver has found that plan: the number is this
-    batch's.
+    Something was applied under this batch's plan in that case, so every later driver has found that plan: the number
+    belongs to this batch.
     """
     ask_again, one_by_one = True, False
     while True:
@@ -134,7 +134,7 @@ async def _delivered_in_the_end(
             if not ask_again:
                 raise
             ask_again = False
-        except ResultsCut:  # The commands of a message are executed, and their results too long for one answer.
+        except ResultsCut:  # The commands of a message are executed, but their results are too long for one answer.
             one_by_one = True
         guessed = False
 
@@ -179,7 +179,7 @@ async def _delivered(
 
 
 def _check_number(plan: Plan, batch: int, *, guessed: bool) -> None:
-    """Raise BatchUnfinished unless the plan is of this batch. A guessed number never is: its plan has other rows."""
+    """Raise BatchUnfinished unless the plan belongs to this batch. With a guessed number it never does."""
     if guessed or plan.batch != batch:
         raise BatchUnfinished(plan.batch, None if guessed else batch)
 
@@ -195,7 +195,7 @@ async def _is_open(client: SessionClient, session: int | None) -> bool:
 
 
 def _check_results(state: SinkState, results: Sequence[TaskResult]) -> None:
-    """Refuse the batch if rows are not commands, or if a spool on disk is not what its task wrote."""
+    """Refuse the batch if rows are not commands, or if a spool on disk is not the one that its task wrote."""
     if refused := sum(result.refused for result in results):
         rows = sorted(row for result in results for row in result.first_refused)
         raise RowsRefused(refused, rows[:FIRST_ROWS])

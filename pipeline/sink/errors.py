@@ -78,7 +78,7 @@ class ForeignCluster(PipelineError):
 
 
 class SessionMoved(PipelineError):
-    """The session is not where the checkpoint left it: it was closed, or another writer has used it."""
+    """The session is not at the sequence where the checkpoint left it: it was closed, or another writer used it."""
 
     def __init__(self, name: str, found: int, expected: str | None) -> None:
         """`expected`: the sequence, or range of sequences, that the checkpoint expects; None: it has sent nothing."""
@@ -100,7 +100,7 @@ class BatchUnfinished(PipelineError):
         what = "a write" if batch is None else f"batch {batch}"
         super().__init__(
             f"batch {unfinished} is planned and not finished, so {what} must wait: write with option "
-            f"batchId={unfinished} to finish it; it sends the rows that it was planned with, whatever rows are given"
+            f"batchId={unfinished} to finish it; it sends the rows that it was planned with, not the given ones"
         )
         self.unfinished, self.batch = unfinished, batch
 
@@ -117,7 +117,7 @@ class BatchOvertaken(PipelineError):
 
 
 class SpoolDamaged(PipelineError):
-    """A file of a task or of the driver is missing, or is not what was written."""
+    """A file of a task or of the driver is missing or is not the one that was written."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")

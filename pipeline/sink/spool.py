@@ -23,11 +23,11 @@ from quire.log.packing import ExtType, array_head, unpack_trusted
 from .errors import SpoolDamaged
 
 BLOCK_COMMANDS = 1000
-"""The most commands in a block, and so in a frame of the log."""
+"""The maximum number of commands in a block, and so in a frame of the log."""
 BLOCK_BYTES = 256 << 10
 """The size at which a block is full. A single command may be larger."""
 COMMAND_CONTAINERS = CONTAINERS_LIMIT - 2
-"""The most lists, maps and ext types in a command: a message that sends it alone has two more."""
+"""The maximum number of lists, maps and ext types in a command: a message that sends it alone has two more."""
 
 _HEAD = b"QSPL\x01\x00\x00\x00"
 _CRC = struct.Struct("<I")
@@ -143,7 +143,7 @@ def _blocks(directory: Directory, spool: Spool) -> Iterator[tuple[int, bytes]]:
         raise SpoolDamaged(path, "a spool of the batch is missing") from None
     with closing(storage):
         if storage.size != spool.size:
-            raise SpoolDamaged(path, f"has {storage.size} bytes, written were {spool.size}")
+            raise SpoolDamaged(path, f"has {storage.size} bytes, but {spool.size} were written")
         if storage.read_at(0, len(_HEAD)) != _HEAD:
             raise SpoolDamaged(path, "does not start with the header of a spool of this version")
         position, crc, commands = len(_HEAD), 0, 0

@@ -51,9 +51,9 @@ class SourceOptions:
     minPartitions: int = 0  # noqa: N815
     """Split segments until there are at least this many partitions."""
     maxOffsetsPerTrigger: int | None = None  # noqa: N815
-    """The most records in a batch of a stream."""
+    """The maximum number of records in a batch of a stream."""
     maxBytesPerTrigger: int | None = None  # noqa: N815
-    """The most bytes of the log in a batch of a stream, in whole frames; a batch has at least one frame."""
+    """The maximum bytes of the log in a batch of a stream, in whole frames; a batch has at least one frame."""
     includeHeaders: bool = False  # noqa: N815
     """Whether the rows have a column of headers."""
     fetchTimeoutMs: int = 60_000  # noqa: N815

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 LOG_POLL_S = 0.05
-"""Between two looks at a log that ends before the stream's offset."""
+"""The interval between two checks of a log that ends before the stream's offset."""
 
 
 class LogReader(DataSourceReader):
@@ -101,7 +101,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Offset(offset.cluster, self._limited(origin, start_index, end, limit)).to_document()
 
     def _end(self, origin: Origin, bounds: Bounds) -> int:
-        """How far the stream may read at this moment."""
+        """How far the stream may read now."""
         end = bounds.highest_index if self._target is None else min(bounds.highest_index, self._target)
         return min(end, ending_index(self._options, origin, bounds))
 

@@ -1,4 +1,4 @@
-"""What batch and streaming reads share: opening the log, where a read starts and ends, and a task's partition."""
+"""Shared by batch and streaming reads: opening the log, where a read starts and ends, and a task's partition."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _journal = logging.getLogger(__name__)
 
 
 class LogPartition(InputPartition):
-    """What one task of Spark reads: a stretch of the log of one cluster, and the nodes to ask for it."""
+    """The input of one Spark task: a stretch of the log of one cluster, and the nodes to ask for it."""
 
     def __init__(self, stretch: Stretch, cluster_id: str, servers: tuple[str, ...], task_number: int) -> None:
         super().__init__((tuple(stretch), cluster_id, servers, task_number))

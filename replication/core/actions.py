@@ -1,4 +1,4 @@
-"""What a core asks of its driver, in order. Each disk action names the event that answers it."""
+"""What a core requests from its driver, in order. Each disk action names the event that answers it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +52,7 @@ class AppendFrames:
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """What an append came to. It waits for nothing, so it is no event: the driver passes it to `Core.append_done`.
+    """The result of an append. It waits for nothing, so it is not an event: the driver passes it to `Core.append_done`.
 
     `is_made`: something is in the file, not yet on disk. `refused`: why a leader's own append was not made, or only in
     part. `error`: why a leader's frames were not appended here; `refused` says DISK_FULL for them, too. `stream_id` is
@@ -77,7 +77,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """Make the fetched snapshot count, durably, and reset the log to begin there, then `Installed`."""
+    """Make the fetched snapshot valid, durably, and reset the log to begin there, then `Installed`."""
 
     stream_id: int
     snapshot: Snapshot
@@ -175,10 +175,10 @@ class CloseStream:
 
 @dataclass(frozen=True, slots=True)
 class FetchSnapshot:
-    """Fetch the leader's snapshot, whole and verified, without touching what counts; then `SnapshotFetched` or
+    """Fetch the leader's snapshot, whole and verified, without touching valid ones; then `SnapshotFetched` or
     `FetchFailed`.
 
-    A part that was fetched earlier is used again. A later `FetchSnapshot`, of another stream, replaces this one.
+    Parts fetched earlier are reused. A later `FetchSnapshot`, for another stream, replaces this one.
     """
 
     stream_id: int
@@ -209,7 +209,7 @@ class RoleChanged:
 
 @dataclass(frozen=True, slots=True)
 class MembersChanged:
-    """The log names other members: a record was appended, truncated, or came with a snapshot (rule 15)."""
+    """The members in the log changed: a record was appended, truncated, or came with a snapshot (rule 15)."""
 
     members: Members
 
@@ -247,7 +247,7 @@ class ReadReady:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """An operator should know this; the node continues. `Status.alarms` has it, too."""
+    """An alarm for the operator; the node continues. `Status.alarms` has it, too."""
 
     text: str
 

@@ -9,9 +9,10 @@ appends:
 - *A record of the leader's own epoch is committed, its `epoch_start`.* Otherwise a change that an earlier leader left
   on a minority may come back next to this one (the bug found in 2015 in the thesis' single-server changes).
 
-A lost disk is replaced by two changes: its vote is removed, and when that is committed the new disk is added. One
-record that does both has majorities before and after it without a common voter: n1 and the old disk, before; n2 and the
-new disk, after. An operator who was interrupted between the two asks again: the log alone says what comes next.
+A lost disk is replaced in two changes: its vote is removed, and once that is committed the new disk is added. If one
+record did both, a majority before it and a majority after it could have no voter in common: n1 and the old disk before,
+n2 and the new disk after. An operator who was interrupted between the two repeats the request: the log alone determines
+the next change.
 """
 
 from collections.abc import Callable
@@ -33,7 +34,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class AlreadyVoter:
-    """The node is a voter with its present disk: there is nothing to do."""
+    """The node is a voter with its current disk: there is nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class NotConnected:
 
 @dataclass(frozen=True, slots=True)
 class NotFollowing:
-    """The node has no open stream from this leader yet: it fetches a snapshot, or truncates what diverges."""
+    """The node has no open stream from this leader yet: it fetches a snapshot, or truncates a divergent suffix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class Behind:
 
 @dataclass(frozen=True, slots=True)
 class Unheard:
-    """Of the voters after the change, fewer than a majority were heard within an election timeout."""
+    """Fewer than a majority of the voters after the change were heard within an election timeout."""
 
     node_ids: tuple[str, ...]
     heard: int
@@ -130,7 +131,7 @@ Outcome = Changed | AlreadyVoter | Refused | Full | Lost
 
 
 class ChangeContext(NamedTuple):
-    """What a leader knows of itself and of the node to be promoted. `match_index` is None if it has no stream."""
+    """What a leader knows about itself and the node to be promoted. `match_index` is None if it has no stream."""
 
     serving: bool
     start_index: int | None
@@ -140,7 +141,7 @@ class ChangeContext(NamedTuple):
 
 
 def next_change(state: "State", context: ChangeContext, node_id: str, address: str) -> Members | AlreadyVoter | Refused:
-    """The members to append next, on a node's way to being a voter with its present disk; or why there are none."""
+    """The members to append next so that a node becomes a voter with its current disk, or why there are none."""
     if not context.serving:
         return NotServing(context.start_index or 0, state.commit_index)
     if (members_index := state.log.members_index or 0) >= state.commit_index:
@@ -171,7 +172,7 @@ def _after(members: Members, new: Member) -> tuple[Member, ...]:
 
 
 def _admissible(after: tuple[Member, ...], context: ChangeContext) -> Members | TooMany | Unheard:
-    """Refuse a change that could not be committed: it would count at once, and could not be taken back either."""
+    """Refuse a change that could not be committed: it would count at once and could not be undone."""
     if len(after) > MAX_MEMBERS:
         return TooMany(len(after), MAX_MEMBERS)
     members = Members(after)

@@ -1,9 +1,9 @@
-"""The core: one node's replication, as a machine that is handed events and hands out actions.
+"""The core: one node's replication, as a state machine that takes events and returns actions.
 
-It is always in one of three states. The last two are objects, dropped whole when the state ends:
+It is always in one of three states. The last two are objects, which are dropped when the state ends:
 
     neither   -> it has followed nobody since its last promise, which may be its own, made in a campaign
-    Following -> it heard an elected leader and promised it; lasts until another is promised, even if it falls silent
+    Following -> it heard an elected leader and promised it; lasts until the next promise, even if the leader is silent
     Leading   -> a majority promised this node
 
 Whether a leader is heard now is another question: `live_promise` answers it. In the first two states a node may
@@ -68,9 +68,9 @@ class Core:
         return self._end_step()
 
     def append_done(self, result: actions.AppendResult, now: int, clock: int) -> list[actions.Action]:
-        """Take the result of an append action, a step of its own; return what to do, in order.
+        """Take the result of an append action, as a step of its own; return what to do, in order.
 
-        To be called when the other actions of the append's step are carried out, before any event.
+        Call this after the other actions of the append's step, before any event.
         """
         if self.state.halted is not None:
             return []
@@ -86,7 +86,7 @@ class Core:
         if members:
             self._take_members()
         if self.leading and now - self._ticked_at > state.options.election_timeout_us:
-            self._tick()  # This process was frozen: rule 11 goes before whatever waited.
+            self._tick()  # This process was frozen: check rule 11 before handling events that waited.
 
     def _end_step(self) -> list[actions.Action]:
         self._end_if_halted()
@@ -94,7 +94,7 @@ class Core:
         return taken
 
     def _take_members(self) -> None:
-        """Rule 15: a record of members counts from when it is appended, and is undone when it is truncated."""
+        """Rule 15: a members record counts from when it is appended, and is undone when it is truncated."""
         state = self.state
         if (members := state.log.members) is state.members:
             return
@@ -187,7 +187,7 @@ class Core:
         self._campaign_if_due()
 
     def _campaign_if_due(self) -> None:
-        """Rule 13: campaign if this node may, and has a reason to."""
+        """Rule 13: campaign if this node may and has a reason to."""
         live, state = self.live_promise, self.state
         if live is not None:
             self.candidate.heard_leader(self.following.heard_at if self.following else state.now)
@@ -199,7 +199,7 @@ class Core:
 
     @property
     def _may_campaign(self) -> bool:
-        """No leader is heard, or the leader itself asked this node to campaign; and the disk can store its epoch."""
+        """Whether no leader is heard, or the leader asked this node to campaign; and the disk can store an epoch."""
         return self.live_promise in (None, self.candidate.transferred_by) and self._can_lead
 
     @property
@@ -223,7 +223,7 @@ class Core:
             self.leading.start()
 
     def _believes(self, event: events.Received) -> bool:
-        """Rule 18: whether the epochs of a message are within reach; if not, this node may have to come nearer."""
+        """Rule 18: whether the epochs of a message are within reach; if not, this node may have to move nearer."""
         state = self.state
         if (why := judge(state.promise.epoch, event.message, is_new=state.is_new)) is None:
             return True
@@ -264,7 +264,7 @@ class Core:
                     self._received_from_voter(sender, message)
 
     def _step_down_on_higher_epoch(self, sender: str, held_epoch: int) -> None:
-        """Rule 10: a higher epoch in any answer ends a leadership. The target of a transfer gets time to win."""
+        """Rule 10: a higher epoch in any answer ends a leadership. A transfer's target gets time to win."""
         if held_epoch <= self.state.promise.epoch:
             return
         self.candidate.highest_epoch = max(self.candidate.highest_epoch, held_epoch)
@@ -291,7 +291,7 @@ class Core:
                 assert_never(message)
 
     def _campaign_requested(self, sender: str, transferred_by: Promise | None) -> None:
-        """Campaign because another node asks: a candidate, if no leader is heard; or the leader that is heard."""
+        """Campaign at another node's request: a candidate's, if no leader is heard, or that of the heard leader."""
         if self.live_promise == transferred_by and self.leading is None and self.state.is_voter and self._can_lead:
             if transferred_by is None or transferred_by.candidate == sender:
                 self.candidate.campaign_requested(sender, transferred_by)
@@ -411,7 +411,7 @@ class Core:
             self._store_promise(Promise(ours + EPOCH_STEP, "", 0), f"{job.node_id} named an epoch out of reach")
 
     def _store_promise(self, promise: Promise, reason: str) -> None:
-        """Send a promise to disk. From here on it counts (rule 2), and everything under the last one is over."""
+        """Send a promise to disk. From now on it counts (rule 2), and everything under the previous one is over."""
         state = self.state
         if self.leading and self.leading.handover.campaigns == promise.candidate:
             reason = f"handed over to {promise.candidate}"
@@ -480,7 +480,7 @@ class Core:
             self._report_role(reason)
 
     def _give_way(self, reason: str) -> None:
-        """Step down because this node is not fit to lead, for another that was asked; do not come back at once."""
+        """Step down because this node is unfit, in favour of another that was asked; do not campaign at once."""
         if self.leading is not None:
             self.leading.give_way()
             self._step_down(reason)
@@ -517,7 +517,7 @@ class Core:
     # What others may know of it
 
     def status(self) -> Status:
-        """A copy of this node's replication as it is now, made when asked for."""
+        """A copy of the current state of this node's replication, made on request."""
         state, following = self.state, self.following
         return Status(
             me=state.me,
@@ -547,12 +547,12 @@ class Core:
 
     @property
     def halted(self) -> str | None:
-        """Why this core has stopped for good; None while it runs."""
+        """Why this core has stopped permanently; None while it runs."""
         return self.state.halted
 
     @property
     def members(self) -> Members:
-        """The members that the log names, as of the last step."""
+        """The members in the log, as of the last step."""
         return self.state.members
 
     @property
@@ -572,7 +572,7 @@ class Core:
 
     @property
     def disk_answers(self) -> bool:
-        """False while the disk has been busy with one thing for an election timeout: such a node does not lead."""
+        """False while the disk has been busy with one operation for an election timeout: such a node does not lead."""
         return not self._disk_hangs
 
     @property
@@ -582,19 +582,19 @@ class Core:
 
     @property
     def announces_commit_after_us(self) -> int | None:
-        """When the driver must send a `Tick`, to announce a commit to followers; None: no need."""
+        """When the driver must send a `Tick` to announce a commit to followers; None if it need not."""
         waits = self.leading is not None and self.leading.downstreams.has_unannounced_commit
         return self.state.options.commit_announce_us if waits else None
 
     @property
     def has_waiting_writes(self) -> bool:
-        """Whether writes wait to be appended: any event may let them be, or be refused."""
+        """Whether writes wait to be appended: any event may cause them to be appended or refused."""
         return self.state.halted is None and self.leading is not None and self.leading.has_waiting
 
     def abandon(self, reason: str) -> None:
-        """Stop for good and answer nothing: this program has a fault, so the outcome of whatever waits is unknown."""
+        """Stop permanently and answer nothing: this program has a bug, so all waiting requests get unknown outcomes."""
         self.state.halted = reason
 
     def next_stream_id(self) -> int:
-        """A number that no stream of this node had in this run."""
+        """A number that no other stream of this process has had."""
         return self.state.next_stream_id()

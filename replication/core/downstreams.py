@@ -1,9 +1,9 @@
-"""Rules 8 and 16 at the leader's end: what each follower's stream is sent, and what its disk holds.
+"""Rules 8 and 16 on the leader: what is sent on each follower's stream, and what its disk holds.
 
 A follower opens a stream by naming the (epoch, first index) pairs of its log. One leader per epoch (rule 1) writes one
 sequence of frames, so two logs that share an epoch share all of its frames up to the shorter end, and everything before
-(Raft 5.3, Log Matching). Going back from the follower's newest epoch, the first that the leader also has gives the
-boundary at which the two logs part:
+(Raft 5.3, Log Matching). Going back from the follower's newest epoch, the first one that the leader also has gives the
+boundary at which the two logs diverge:
 
     follower  | e1      | e2   | e4 ...            boundary = min(end of e2 there, end of e2 here)
     leader    | e1      | e2       | e3 | e5 ...
@@ -25,7 +25,7 @@ from .messages import OpenAnswer, OpenVerb, Promise
 from .state import NotReadableNow, State
 
 STALLED_TIMEOUTS = 3
-"""A stream that owes something is given up after so many election timeouts in which nothing came on it."""
+"""A stream with an outstanding answer is closed after this many election timeouts without a message on it."""
 
 
 def epoch_ends(epochs: Sequence[tuple[int, int]], highest_index: int) -> dict[int, int]:
@@ -44,7 +44,7 @@ def match_boundary(
 ) -> int | None:
     """The greatest index up to which the follower's log is a prefix of the leader's; None: no epoch is shared.
 
-    Nodes of one cluster share epoch 0, the genesis. So None means more divergent epochs than one opening can name.
+    Nodes of one cluster share epoch 0, the genesis. So None means more divergent epochs than one opening can hold.
     """
     leader_ends = epoch_ends(leader, leader_highest)
     for epoch, follower_end in reversed(epoch_ends(follower, follower_highest).items()):
@@ -70,7 +70,7 @@ class Downstream:
     match_index: int = 0
     announced_commit: int = 0
     held_for: str = ""
-    """Why the follower cannot append, as its opening said: it is shipped no writes."""
+    """Why the follower cannot append, from its opening: no writes are shipped to it."""
     is_acknowledged: bool = False
     shipping: bool = False
     in_flight_bytes: int = 0
@@ -109,7 +109,7 @@ class Downstreams:
     # What the followers hold
 
     def durable_on(self, member: Member) -> int:
-        """Everything below this index is durable on the member's disk, as far as this leadership knows."""
+        """Everything below this index is known to this leadership to be durable on the member's disk."""
         if self.state.is_me(member):
             return self.state.log.durable.index
         return self._matched.get((member.node_id, member.disk_id), 0)
@@ -121,7 +121,7 @@ class Downstreams:
         return self._matched.get((node_id, disk_id or b""), 0)
 
     def has_acknowledged(self, node_id: str, index: int) -> bool:
-        """Whether a node's present stream acknowledged exactly up to `index`."""
+        """Whether a node's current stream acknowledged exactly up to `index`."""
         return any(s.node_id == node_id and s.match_index == index for s in self.streams.values())
 
     # Opening (rule 8)
@@ -148,11 +148,11 @@ class Downstreams:
             return
         try:
             if boundary is None or not log.is_boundary(boundary):
-                self._refuse(event.stream_id, f"the logs do not part at a boundary of this one: {boundary}")
+                self._refuse(event.stream_id, f"the logs do not diverge at a boundary of this one: {boundary}")
                 return
             crc32c = log.crc32c_before(boundary)
         except NotReadableNow as error:
-            self._refuse(event.stream_id, str(error))  # The follower opens again, ever more seldom.
+            self._refuse(event.stream_id, str(error))  # The follower opens again, at growing intervals.
             return
         self._replace(event.node_id)
         verb = OpenVerb.RESUME if boundary == event.open.highest_index else OpenVerb.TRUNCATE
@@ -162,9 +162,9 @@ class Downstreams:
         state.act(AnswerOpen(event.stream_id, OpenAnswer(verb, boundary, crc32c, "")))
 
     def _offer_snapshot(self, event: StreamOpened, boundary: int) -> None:
-        """Rule 16: what the follower lacks has expired here. A snapshot and the log after it are pinned for the stream.
+        """Rule 16: the records that the follower lacks have expired here. Pin a snapshot and the log after it.
 
-        If the follower already has a part of a snapshot that is still usable, that one is offered again.
+        If the follower already has a part of a usable snapshot, that snapshot is offered again.
         """
         log = self.state.log
         usable = [index for index in log.snapshot_indices if index >= log.lowest_index and index > boundary]
@@ -189,11 +189,11 @@ class Downstreams:
         self.state.act(AnswerOpen(stream_id, OpenAnswer(OpenVerb.REFUSE, 0, 0, reason)))
 
     def crc_mismatch(self, event: CrcMismatchArrived) -> None:
-        """Rule 8: a follower's frame verifies and is not this leader's. A frame that fails its own crc is rot.
+        """Rule 8: a follower's frame verifies but differs from this leader's. A frame that fails its own crc is rotten.
 
-        If this leader's frame fails, only this leader halts; if it verifies, both halt, or the follower alone if it is
-        no voter: nothing that its disk holds was ever counted. If it cannot be read now, the follower opens again, and
-        reports the same.
+        If this leader's frame fails, only this leader halts. If it verifies, both halt; but a follower that is not a
+        voter halts alone, since its disk never counted. If it cannot be read now, the follower opens again and reports
+        the same.
         """
         try:
             self._judge_mismatch(event)
@@ -221,14 +221,14 @@ class Downstreams:
     # The end of a stream
 
     def forget(self, stream_id: int) -> None:
-        """The stream is gone: whatever still arrives from it counts for nothing."""
+        """The stream is gone: messages that still arrive from it are ignored."""
         self.streams.pop(stream_id, None)
         if install := self.installs.pop(stream_id, None):
             self._fetched_at[install.node_id] = self.state.now
 
     @property
     def fetching(self) -> set[str]:
-        """The nodes that fetch a snapshot, or did so until lately: what such a node lacks still it is shipped now."""
+        """The nodes that fetch a snapshot, or did so recently: the records they still lack are being shipped."""
         lately = self.state.now - self.state.options.election_timeout_us
         ended = {node_id for node_id, ended_at in self._fetched_at.items() if ended_at > lately}
         return ended | {install.node_id for install in self.installs.values()}
@@ -243,7 +243,7 @@ class Downstreams:
             self._close(stream_id, reason)
 
     def expired(self) -> None:
-        """Rule 16: close the streams that would need what has expired; they open again, for a snapshot."""
+        """Rule 16: close the streams that would need expired records; they open again, for a snapshot."""
         lowest = self.state.log.lowest_index
         for stream_id, stream in list(self.streams.items()):
             if stream.next_index < lowest:
@@ -254,10 +254,10 @@ class Downstreams:
         self._heard_at[node_id] = self.state.now
 
     def tick(self) -> None:
-        """Close what does not move: a stream that owes an ack, an install whose follower is not heard.
+        """Close stalled streams: those with an outstanding ack, and installs whose follower is not heard.
 
-        A stream can go silent without an error at either end. What an install holds (rule 16) is held for a
-        follower that is alive.
+        A stream can go silent without an error at either end. The records that an install holds (rule 16) are held only
+        for a follower that is alive.
         """
         oldest = self.state.now - STALLED_TIMEOUTS * self.state.options.election_timeout_us
         for stream_id, stream in list(self.streams.items()):
@@ -285,7 +285,7 @@ class Downstreams:
         while stream.in_flight and stream.in_flight[0][0] <= index:
             end, size = stream.in_flight.popleft()
             stream.in_flight_bytes -= size
-        if index != end and not self._is_boundary(index):  # Mostly an ack is of a whole shipment.
+        if index != end and not self._is_boundary(index):  # Most acks cover a whole shipment.
             self.state.refused[Refusal.NO_BOUNDARY] += 1
             self._close(event.stream_id, f"acknowledged {index}, which is inside a frame")
             return False
@@ -296,7 +296,7 @@ class Downstreams:
         return True
 
     def _is_boundary(self, index: int) -> bool:
-        """Whether an ack may name this index. Below the log all is committed; what cannot be read now is not known."""
+        """Whether an ack may have this index: below the log, or at a boundary of it that can be read now."""
         try:
             return index < self.state.log.lowest_index or self.state.log.is_boundary(index)
         except NotReadableNow:
@@ -314,7 +314,7 @@ class Downstreams:
             stream.in_flight_bytes += event.size
 
     def _room_for(self, stream: Downstream) -> int:
-        """How many bytes to ship to a stream now; what is shipped is one frame at least, unless it is 0.
+        """How many bytes to ship to a stream now; unless it is 0, at least one frame is shipped.
 
         A follower whose disk is full gets a leadership's first record and a change of members, each when it is next:
         its log has a reserve for the cluster's own records (`log/DESIGN.md`).
@@ -327,11 +327,11 @@ class Downstreams:
         return min(options.shipment_bytes, options.window_bytes - stream.in_flight_bytes)
 
     def ship(self, *, announce: bool) -> None:
-        """Ship what each stream lacks, as far as its window admits.
+        """Ship what each stream lacks, as far as its window allows.
 
-        A new commit_index alone is worth a message only if `announce`; otherwise frames are expected soon, and carry
-        it. `has_unannounced_commit` says that a later step should look again. A stream on which there is nothing to say
-        is sent that, once in an election timeout: so its follower knows a silent stream from one that is idle.
+        A new commit_index alone is sent only if `announce`; otherwise frames are expected soon and carry it.
+        `has_unannounced_commit` says that a later step must check again. An idle stream gets an empty message once per
+        election timeout, so that its follower can distinguish it from a dead one.
         """
         state, options = self.state, self.state.options
         self.has_unannounced_commit = False

@@ -3,7 +3,7 @@ r"""The `arithmetic` machine: one decimal number, and the commands `["add"|"sub"
 The rules, complete enough for an independent program (examples/classroom_check.py is one):
 
 - x is an int (not a bool) from -2^63 to 2^64-1, or an ASCII string
-  `-?\d{1,34}(\.\d{1,34})?([eE][+-]?\d{1,4})?`. It stands for exactly the number that it spells.
+  `-?\d{1,34}(\.\d{1,34})?([eE][+-]?\d{1,4})?`. It means exactly the number that it spells.
 - A result is rounded to 34 digits, half to even, exponents from -6143 to 6144, clamped (IEEE 754 decimal128,
   with subnormal numbers). Only results are rounded, never operands.
 - `check` refuses division by zero, however the zero is spelled. `apply` refuses a command whose result overflows; the

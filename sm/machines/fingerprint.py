@@ -1,9 +1,9 @@
 """The fingerprint of a machine's code: equal code gives equal fingerprints on every node.
 
-A node rebuilds its state by applying its log with the code that it has now, so code that was changed changes what was
-acknowledged. It covers the sources, as their loaders give them, of the module that defines the class and of every
-loaded module of its top-level package. Nothing is normalised: what a comment or a docstring changes cannot be told from
-what a result depends on. What the machine imports from other packages is not covered.
+A node rebuilds its state by applying its log with the code that it has now, so changed code may change acknowledged
+results. The fingerprint covers the sources, as their loaders return them, of the module that defines the class and of
+every loaded module of its top-level package. Nothing is normalised, so a changed comment or docstring looks like any
+other change. Imports from other packages are not covered.
 """
 
 import sys
@@ -14,13 +14,13 @@ from ..machine import StateMachine
 from .registry import BUILT_IN
 
 UNKNOWN = b""
-"""Of a machine with a module whose source is not there: bytecode or an extension alone, or code typed in."""
+"""The fingerprint of a machine with a module that has no source: bytecode, an extension, or interactive code."""
 
 
 def fingerprint_of(machine: type[StateMachine]) -> bytes:
     """The sha256 of the machine's code, `UNKNOWN` if a source is missing. Call it when its module has been imported.
 
-    Of a built-in machine name and version count alone: its code may change as long as its results do not.
+    For a built-in machine only name and version count: its code may change as long as its results do not.
     """
     if machine in BUILT_IN.values():
         return sha256(_framed("built in", machine.name, str(machine.version))).digest()

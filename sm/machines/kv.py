@@ -8,14 +8,14 @@
 
 Two values are equal if their msgpack bytes are equal: 1, 1.0 and true differ, as do maps in different orders. null is
 not a value. Results are short, because they are kept for retries and hashed by every node: a command of a few bytes
-must not return megabytes. Read long values by `query`, which leaves no trace. The queries are
+must not return megabytes. Read long values by `query`, which is not in the log. The queries are
 
     null                            the whole state
     ["get", key]                    the value, null if there is none
     ["scan", prefix]                {"values": [[key, value], ...], "next": key or null}, in key order
-    ["scan", prefix, after]         the same from after the key `after`, which need not exist any more
+    ["scan", prefix, after]         the same, beginning after the key `after`, which need not exist any more
     ["scan", prefix, after, count]  at most `count` pairs; PAGE_KEYS at most
-    ["size"]                        {"keys": number, "bytes": what they count, "limit": the most, null if there is none}
+    ["size"]                        {"keys": number, "bytes": their counted size, "limit": its maximum, null if none}
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -61,7 +61,7 @@ class KvMachine:
         if initial is not None:
             raise InitialInvalid(machine=self.name, initial=initial, reason="it begins empty; leave the value out")
         self._values: dict[str, Any] = {}
-        self._order = SortedList[str]()  # For scans; it follows from the keys alone, so it is no state.
+        self._order = SortedList[str]()  # For scans; derived from the keys alone, so it is not part of the state.
         self._size = StateSize({})
         self._operations: dict[str, Callable[..., Any]] = {
             "put": self._put,
@@ -72,7 +72,7 @@ class KvMachine:
         }
 
     def limit_state(self, limit_bytes: int) -> None:
-        """From here on refuse what would make the pairs grow beyond so many bytes (kv_size.py); 0: nothing."""
+        """From now on, refuse commands that would make the pairs larger than this (kv_size.py); 0: no limit."""
         self._size.limit = limit_bytes
 
     @property
@@ -82,7 +82,7 @@ class KvMachine:
 
     @property
     def state_size(self) -> int:
-        """The bytes that the pairs count (kv_size.py)."""
+        """The counted size of the pairs in bytes (kv_size.py)."""
         return self._size.total
 
     def check(self, command: Any) -> None:
@@ -293,7 +293,7 @@ def _check_key(key: Any) -> None:
 
 def _check_value(value: Any) -> None:
     if value is None:
-        raise Refused("VALUE_INVALID", "null is no value; delete the key")
+        raise Refused("VALUE_INVALID", "null is not a value; delete the key instead")
     kind = type(value)
     if kind is int and INT_LOWEST <= value <= INT_HIGHEST:
         return
@@ -308,14 +308,14 @@ def _check_value(value: Any) -> None:
 
 
 def _check_new_value(value: Any) -> None:
-    """Neither `apply` nor `restore` checks the keys of maps: logs and snapshots of earlier versions have others."""
+    """Check that the keys of maps are text. `apply` and `restore` do not: earlier versions accepted other keys."""
     _check_value(value)
     if type(value) in _CONTAINERS and not has_text_keys(value):
-        raise Refused("VALUE_INVALID", "the value has a map with a key that is no text; make its keys text")
+        raise Refused("VALUE_INVALID", "the value has a map with a key that is not text; use text keys")
 
 
 def _check_number(number: Any) -> None:
     if type(number) is not int or not INT_LOWEST <= number <= INT_HIGHEST:
         raise Refused(
-            "OPERAND_INVALID", f"a key is counted up by an int from -2^63 to 2^64-1, not {short_repr(number)}"
+            "OPERAND_INVALID", f"a key is incremented by an int from -2^63 to 2^64-1, not {short_repr(number)}"
         )

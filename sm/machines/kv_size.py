@@ -1,9 +1,9 @@
-"""The bytes that a kv machine's pairs count, and the most that they may count.
+"""The counted size of a kv machine's pairs, and its limit.
 
     a pair      the msgpack bytes of its key and of its value, and ENTRY_BYTES; a value that is an int counts INT_BYTES
 
-The count follows from the pairs alone: it is the same after a restore as after the commands that led there. It is not
-in snapshots. Counting up a key never makes it grow, so a full state keeps its counters running.
+The size depends on the pairs alone: it is the same after a restore as after the commands that led there. It is not in
+snapshots. Incrementing a key never changes it, so counters keep working when the state is full.
 """
 
 from collections.abc import Mapping
@@ -13,31 +13,31 @@ from quire.log import pack
 
 from ..machine import Refused
 
-ENTRY_BYTES = 128  # What Python takes for a pair beside the bytes of a short key and value: 120 to 150 bytes.
+ENTRY_BYTES = 128  # What Python needs for a pair besides the bytes of a short key and value: 120 to 150 bytes.
 INT_BYTES = 9  # The longest int as msgpack.
 
 _NO_LIMIT = 1 << 63
 
 
 class StateSize:
-    """The bytes of all pairs. A method is called before its pair changes; it changes nothing if it raises Refused."""
+    """The counted size of all pairs. Call a method before its pair changes; if it raises Refused, nothing changed."""
 
     __slots__ = ("_limit", "_packed", "total")
 
     def __init__(self, values: Mapping[str, Any], limit: int = 0) -> None:
-        """Count the pairs of `values`; `limit` 0 means none."""
+        """Count the pairs of `values`; `limit` 0 means no limit."""
         self.total = 0
         self._limit = _NO_LIMIT
         self._packed: dict[
             str, int
-        ] = {}  # By key: the sizes of values that are long to find out, so that none is twice.
+        ] = {}  # By key: sizes of values that are expensive to compute, so that each is computed once.
         for key, value in values.items():
             self.add(key, value)
         self.limit = limit
 
     @property
     def limit(self) -> int:
-        """The most bytes that a command may make of the pairs; 0 if there is no limit."""
+        """The maximum size of the pairs; 0 if there is no limit."""
         return 0 if self._limit == _NO_LIMIT else self._limit
 
     @limit.setter
@@ -56,7 +56,7 @@ class StateSize:
             self._packed[key] = size
 
     def replace(self, key: str, known: Any, value: Any) -> None:
-        """Count a key's new value in place of the known one. Raises Refused, STATE_FULL, only if it is larger."""
+        """Count a key's new value instead of the old one. Raises Refused, STATE_FULL, only if it is larger."""
         plain = _plain_bytes(value)
         size = plain or len(pack(value))
         before = _plain_bytes(known)
@@ -70,7 +70,7 @@ class StateSize:
             del self._packed[key]
 
     def remove(self, key: str, known: Any) -> None:
-        """Count a pair no more."""
+        """Stop counting a pair."""
         size = _plain_bytes(known) or self._packed.pop(key)
         self.total -= ENTRY_BYTES + (_plain_bytes(key) or len(pack(key))) + size
 
@@ -83,7 +83,7 @@ class StateSize:
 
 
 def _plain_bytes(value: Any) -> int:
-    """What the value counts if its type and length say it; else 0."""
+    """The counted size of a value if it is known from type and length, else 0."""
     kind = type(value)
     if kind is str:
         if not value.isascii():

@@ -1,6 +1,7 @@
-"""The `log` machine: no state, no results. It is the only one that takes blobs.
+"""The `log` machine: no state, no results. It is the only one that accepts blobs.
 
-It takes any record in whose maps every key is text. Logs of earlier versions hold other maps, so only `check` looks.
+It accepts any record whose maps have only text keys. Logs of earlier versions hold other maps, so only `check` tests
+this.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,12 +27,12 @@ class LogMachine:
             raise InitialInvalid(machine=self.name, initial=initial, reason="it has no state, so no initial value")
 
     def check(self, command: Any) -> None:
-        """Refuse a value with a map that has a key that is no text."""
+        """Refuse a value with a map that has a key that is not text."""
         if not has_text_keys(command):
-            raise Refused("VALUE_INVALID", "the value has a map with a key that is no text; make its keys text")
+            raise Refused("VALUE_INVALID", "the value has a map with a key that is not text; use text keys")
 
     def check_batch(self, commands: Sequence[Any]) -> list[list[Any]]:
-        """The refused as [[position, code, text], ...]."""
+        """The refused ones as [[position, code, text], ...]."""
         return [] if has_text_keys(commands) else check_one_by_one(self, commands)
 
     def apply(self, command: Any, context: Context) -> None:

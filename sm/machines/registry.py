@@ -1,4 +1,4 @@
-"""Finds a machine: a built-in one by its name, your own as `package.module:Class`."""
+"""Finds a machine: a built-in one by its name, or your own as `package.module:Class`."""
 
 from importlib import import_module
 from typing import Any

@@ -1,17 +1,18 @@
-"""Which records of a log executed, told from the log, as a reader of it needs to know.
+"""Determines from a log alone which of its records executed, for readers of the log.
 
 A record under a session executes if the session is open and its sequence is the next one (sessions/retries.py). All
-others are retries, or mistakes of the writer. The table of sessions is the applier's own (sessions/table.py), so
-opening, closing, taking over, eviction and expiry are decided by the same code. One thing is not in a log: a replica
-also evicts an unnamed session when the replies of all sessions exceed `sessions_bytes`, and results are not logged.
-What such a session sent afterwards is told as executed.
+others are retries, or mistakes of the writer. The table of sessions is the applier's own (sessions/table.py), so the
+same code decides on opening, closing, taking over, eviction and expiry. One thing is not in a log: a replica also
+evicts an unnamed session when the replies of all sessions exceed `sessions_bytes`, and results are not logged. Later
+records of such a session are reported as executed.
 
-A log whose beginning has expired does not show which sessions were open there, how far they were, and so not which of
-them was evicted or has expired, either. There each sequence that may have executed is told as executed once: nothing
-expires and nothing is evicted, and of a session that may go on from before the beginning, or begin anew after it
-expired, only what was told before is a retry. `assumed` counts what was told as executed and may not have been.
+A log whose beginning has expired does not show which sessions were open there and how far they were, so it does not
+show either which of them were evicted or have expired. In such a log each sequence that may have executed is reported
+as executed once: nothing expires and nothing is evicted, and in a session that may continue from before the beginning,
+or start over after it expired, only a sequence that was reported before is a retry. `assumed` counts the records that
+were reported as executed but may not have been.
 
-A replica that has applied a record knows, and whoever has asked one passes that on.
+A replica that has applied a record knows for certain; its answer can be passed in.
 """
 
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ _UNLIMITED = 1 << 62
 
 
 class Assumed(NamedTuple):
-    """Records of sessions that were told as executed though the log does not show it: how many, the first, the last."""
+    """Records of sessions that were reported as executed without proof in the log: how many, the first, the last."""
 
     count: int  # type: ignore[assignment]  # Hides tuple.count, which is unused.
     first_index: int
@@ -35,7 +36,7 @@ class Assumed(NamedTuple):
 
 
 class Executed:
-    """Tell it every record of a log in order, those of the system by `take_system`, all others by `executes`."""
+    """Give it every record of a log in order: system records to `take_system`, all others to `executes`."""
 
     def __init__(self, sessions: Sessions, lowest_index: int) -> None:
         """`sessions` is an empty table with the cluster's limits, `lowest_index` the first index of the log."""
@@ -43,9 +44,9 @@ class Executed:
         self._sessions = sessions
         self._lowest_index = lowest_index
         self._names: dict[str, int] = {}  # Each name's last session.
-        self._seen: set[int] = set()  # Sessions opened before the beginning of the log of which something was seen.
+        self._seen: set[int] = set()  # Sessions opened before the beginning of the log that have records in it.
         self._doubtful: dict[int, list[tuple[int, int]]] = {}
-        """By session of which the log does not show how far it was: the ranges of sequences told as executed."""
+        """By session whose progress the log does not show: the ranges of sequences reported as executed."""
         self._stale: set[int] = set()  # Sessions that may have expired before their last use.
         self._ttl = sessions.session_ttl_s * SECOND
         if lowest_index:
@@ -69,7 +70,7 @@ class Executed:
                 pass
 
     def executes(self, index: int, timestamp: int, session: int, sequence: int, known: bool | None = None) -> bool:
-        """Whether the record executed; one without a session (0) always does. `known`: what a replica says of it."""
+        """Whether the record executed; one without a session (0) always does. `known`: what a replica reported."""
         if known is None or not session:
             return not self.answered(index, timestamp, session, sequence, 1)
         if (replies := self._replies_of(session)) is not None:
@@ -93,7 +94,7 @@ class Executed:
             return count
         self._use(session, timestamp)
         if not sequence:
-            return count  # No command has it. The record is a use of the session all the same.
+            return count  # No command has it. The record still counts as a use of the session.
         if (ranges := self._doubtful.get(session)) is not None:
             answered = _told_before(ranges, sequence, count)
         elif sequence > replies.next_sequence:
@@ -107,7 +108,7 @@ class Executed:
         return answered
 
     def _replies_of(self, session: int) -> Replies | None:
-        """What is known of a session that may be open; None: it is not."""
+        """What is known about a session that may be open; None if it is not."""
         replies = self._sessions.replies.get(session)
         if replies is None and session < self._lowest_index and session not in self._seen:
             replies = Replies()

@@ -1,23 +1,23 @@
-"""The replies of one session: the answers to its latest commands, so that a retry executes nothing.
+"""The replies of one session: the answers to its latest commands, so that retries do not execute again.
 
     sequence   1 ..    | block_starts[0] ..  .. | tail_start .. | recorded_end ..  .. next_sequence
                dropped | blocks, packed         | tail          | pending: in the frame being applied
 
-Python objects take some 300 bytes a command and burden the garbage collector; msgpack takes a tenth and does not. So
-all but the last few commands of a session are in blocks, which only a retry unpacks. A block is a part of a sheet, and
-there are two kinds of sheet:
+Python objects take some 300 bytes per command and burden the garbage collector; msgpack takes a tenth of that and does
+not. So all but the last few commands of a session are in blocks, which only a retry unpacks. A block is a part of a
+sheet, and there are two kinds of sheet:
 
     of a frame       msgpack [payload, [results, refused]]     shared by the sessions with many commands in the frame
     of a session     msgpack [commands, [results, refused]]    a former tail
 
-refused: [[position in the sheet, code, text], ...]. A frame's sheet consists of its payload and its reply, both packed
-already, so no command is packed again. A long command is kept as ext type 0 with a digest of its msgpack bytes, because
+refused: [[position in the sheet, code, text], ...]. A frame's sheet consists of its payload and its reply, both already
+packed, so no command is packed again. A long command is kept as ext type 0 with a digest of its msgpack bytes, because
 it is only compared. (No client's command has an ext type of 0 to 15.)
 
 The blocks of a session take at most `session_bytes`: above that the oldest are dropped, even the only one, as are those
-wholly outside the window. A session's share of a shared sheet is proportional to its commands there.
+entirely outside the window. A session's share of a shared sheet is proportional to its commands in it.
 
-Block boundaries and sizes follow from the log alone, and all of it is plain data, so a snapshot can hold it as it is.
+Block boundaries and sizes depend on the log alone, and everything is plain data, so a snapshot can hold it unchanged.
 """
 
 from bisect import bisect_right
@@ -102,7 +102,7 @@ class Replies:
         self.commands: list[Any] = []  # The tail, in the three parts of a sheet.
         self.results: list[Any] = []
         self.refused: list[list[Any]] = []
-        self.tail_size = 0  # At least the bytes of the tail as msgpack.
+        self.tail_size = 0  # An upper bound for the msgpack bytes of the tail.
         self.size = 0  # Of blocks and tail.
         self.used_at = 0  # The timestamp of the last frame that opened or used the session.
 
@@ -250,7 +250,7 @@ class Replies:
             self._append_block(Block(sheet, 0, False, len(sheet)), count, bounds)
 
     def _append_block(self, block: Block, count: int, bounds: Bounds) -> None:
-        """Append a block; drop blocks wholly outside the window, and the oldest ones while there are too many bytes."""
+        """Append a block; drop blocks entirely outside the window, and the oldest ones above the limit on bytes."""
         starts, blocks = self.block_starts, self.blocks
         starts.append(self.tail_start)
         blocks.append(block)
@@ -274,7 +274,7 @@ def same_command(one: Any, other: Any) -> bool:
 
 
 def command_digest(command: Any) -> Any:
-    """The digest kept in place of a long command."""
+    """The digest that is kept instead of a long command."""
     return ExtType(_COMMAND_DIGEST_EXT_TYPE, blake2b(pack(command), digest_size=COMMAND_DIGEST_BYTES).digest())
 
 
@@ -286,5 +286,5 @@ def _sheet_of(sheet: bytes, of_runs: bool) -> tuple[list[Any], list[Any], list[l
 
 
 def _value_of_ext(code: int, data: bytes) -> Any:
-    """The value of a record with headers; any other ext type as it is."""
+    """The value of a record with headers; any other ext type unchanged."""
     return unpack_trusted(data, ExtType)[1] if code == HEADERS_EXT_TYPE else ExtType(code, data)

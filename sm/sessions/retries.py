@@ -6,7 +6,7 @@ four parts, in this order; a run that starts above the next sequence is a SEQUEN
 
     gone       below the window, or dropped            REPLY_GONE
     recorded   answered in an earlier frame            the recorded reply, or SEQUENCE_REUSED
-    pending    executes at an earlier position here       the reply of that position, or SEQUENCE_REUSED
+    pending    executes at an earlier position here    the reply of that position, or SEQUENCE_REUSED
     new                                                executes
 
 A refusal uses up no sequence.
@@ -31,7 +31,7 @@ from .replies import (
 from .table import Sessions
 
 SHORT_REPLY_BYTES = 4096  # If a frame's whole reply is shorter, its results are not measured one by one.
-LONG_COMMAND_BYTES = 128  # Above this average length, digests are kept in place of a frame's commands.
+LONG_COMMAND_BYTES = 128  # Above this average length, digests are kept instead of a frame's commands.
 
 
 class Verdicts:

@@ -6,25 +6,26 @@ id, with its sequence and replies, and fences the old id: two holders of a name 
 Fenced ids are remembered up to a limit, the oldest forgotten first, so that a client that opens its name at every start
 does not grow the table. A forgotten id counts as unknown, and an unknown session executes nothing either.
 
-At `max_sessions` a new session evicts the least recently used unnamed one. Use means, in the order of the log: it was
-opened, or one of its records was applied, retries included. A client that returns to an evicted session gets
-SESSION_EXPIRED, and nothing of it executes again. Named sessions are never evicted.
+At `max_sessions` a new session evicts the least recently used unnamed one. A session is used, in the order of the log,
+when it is opened and when one of its records is applied, retries included. A client that returns to an evicted session
+gets SESSION_EXPIRED, and none of its commands executes again. Named sessions are never evicted.
 
 The memory of replies is bounded per session and in total. Above the first limit a session drops its oldest replies.
 Above the second, unnamed sessions are evicted; if none is left, named ones drop their replies but keep their sequence,
 so that a retry gets REPLY_GONE.
 
-Once the feature `session_ttl` is in use a session that was not used for `session_ttl_s` expires, named or not. The
-time is the log's, so all replicas agree: when a session is opened, those whose last use is that much older than the
-opening's frame are forgotten, at most EXPIRED_AT_ONCE, the least recently used first. An expired name that is opened
-before its turn came goes on; after it, it begins anew.
+Once the feature `session_ttl` is in use, a session that has been idle for `session_ttl_s` expires, named or not. Time
+is that of the log, so all replicas agree: when a session is opened, sessions whose last use is that much older than the
+opening's frame are forgotten, at most EXPIRED_AT_ONCE, the least recently used first. If an expired name is opened
+before it was forgotten, its session continues; after that, it starts over.
 
-A table of names would be full for as long as a session lives once somebody opened so many. So the leader appends no
+If clients open names up to the limit, the table stays full for as long as these sessions live. So the leader appends no
 opening of a new name above `named_limit`, which is below `max_sessions`: sessions without a name always find room
-(`full`). That is admission. What is in the log is applied as it always was, or replicas of two versions would differ.
+(`full`). That is only admission. Records in the log are applied by the old rule, or replicas of two versions would
+differ.
 
-All of it is plain data. `replies` is in order of use, which a snapshot must preserve. Timestamps of frames never fall,
-so the order of use is that of the times of use, too.
+All of it is plain data. `replies` is in order of use, which a snapshot must preserve. Timestamps of frames never
+decrease, so the order of use is also that of the times of use.
 """
 
 from bisect import bisect_right
@@ -36,15 +37,15 @@ from ..machine import Refused
 from .replies import Replies
 
 SESSION_CODES = frozenset(("SESSION_FENCED", "SESSION_EXPIRED", "SEQUENCE_GAP", "REPLY_GONE", "SEQUENCE_REUSED"))
-"""With these a session refuses a record, which then executes nothing."""
+"""The codes with which a session refuses a record, which then does not execute."""
 SESSION_WINDOW = 8192
 MAX_SESSIONS = 100_000
 RESERVED_PART = 10  # A tenth of a table's slots is reserved for sessions without a name.
 MAX_NAMED_SESSIONS = MAX_SESSIONS - MAX_SESSIONS // RESERVED_PART
 SESSION_BYTES = 8 << 20  # A full window of commands with results of 1 KiB.
 SESSION_TTL_S = 30 * 86_400  # A client that retries after a longer absence may execute a command twice.
-PAGE_VISITED = 10_000  # Sessions that are looked at for one page of a list.
-EXPIRED_AT_ONCE = 64  # Sessions that one opening forgets, so that no frame takes long.
+PAGE_VISITED = 10_000  # Sessions that are visited for one page of a list.
+EXPIRED_AT_ONCE = 64  # Sessions that one opening forgets at most, so that no frame takes long.
 SECOND = 1_000_000  # In the units of timestamps.
 SESSIONS_BYTES = 512 << 20  # 500 sessions with full windows of short commands take 200 MB.
 
@@ -85,7 +86,7 @@ class Sessions:
         self.session_ttl_s = session_ttl_s
         """After how many seconds a session expires, 0: never."""
         self.expiring_since: int | None = None
-        """The timestamp of the record since which sessions expire; None before. Earlier uses count as of then."""
+        """The timestamp of the record from which on sessions expire; None before. Earlier uses count from then."""
         self.size = 0  # Bytes of all replies.
         self.replies: OrderedDict[int, Replies] = OrderedDict()  # By id, the least recently used first.
         self._unnamed: OrderedDict[int, None] = OrderedDict()  # Those without a name, in the same order.
@@ -122,13 +123,13 @@ class Sessions:
         return self.max_sessions - self.max_sessions // RESERVED_PART
 
     def full(self, name: str | None, under_way: int, timestamp: int) -> Refused | None:
-        """Why a leader should append no opening of a session of this name, or of none; None: it may.
+        """Why a leader must not append an opening of this name, or of an unnamed session; None if it may.
 
-        `under_way` is how many names are being opened: their records may be in the log and are not applied here.
-        `timestamp` is one that the record's frame has at least. A name that is open can be opened again at any time.
+        `under_way` is how many names are being opened: their records may be in the log but are not applied here.
+        `timestamp` is a lower bound for that of the record's frame. An open name can be opened again at any time.
 
-        An opening forgets what has expired, so above the limit one at a time may be appended for that: it forgets a
-        named session, or as many without a name as one opening can.
+        An opening forgets expired sessions, so above the limit one at a time may be appended for that: it forgets a
+        named session, or as many unnamed ones as one opening can.
         """
         if name is None:
             has_slot = len(self.replies) < self.max_sessions or (self.max_sessions and self._unnamed)
@@ -146,7 +147,7 @@ class Sessions:
                 f"{self.named_limit:,}; the rest of {self.max_sessions:,} is for sessions without a name"
             )
         ways = "close some: `quire session close --prefix TEXT --idle SECONDS`, or DELETE /sessions/ID"
-        expiry = f"; one that is unused for {self.session_ttl_s:,} s expires" if self._expires else ""
+        expiry = f"; a session that is unused for {self.session_ttl_s:,} s expires" if self._expires else ""
         return Refused("SESSIONS_FULL", f"{reason}; {ways}{expiry}")
 
     def close(self, session: int) -> SessionStatus:
@@ -163,18 +164,18 @@ class Sessions:
         return status
 
     def close_all(self, sessions: Iterable[int]) -> list[int]:
-        """Close those of the sessions that are open; return their ids."""
+        """Close these sessions; return the ids of those that were open."""
         closed = [session for session in dict.fromkeys(sessions) if session in self.replies]
         for session in closed:
             self.close(session)
         return closed
 
     def expire_from(self, timestamp: int) -> None:
-        """From here on, the record with this timestamp, sessions expire."""
+        """Sessions expire from the record with this timestamp on."""
         self.expiring_since = timestamp
 
     def last_use(self, session: int) -> int:
-        """When an open session was used last, or since when that counts: a frame's timestamp."""
+        """When an open session was last used, or from when on its idle time counts: a frame's timestamp."""
         return max(self.replies[session].used_at, self.expiring_since or 0)
 
     def used(self, session: int, timestamp: int) -> None:
@@ -278,7 +279,7 @@ class Sessions:
         return expired
 
     def _forget(self, session: int) -> None:
-        """Forget the name of a session that is open no longer, or that it has none."""
+        """Remove a session that is no longer open from the names, or from the unnamed sessions."""
         name = self._names.pop(session, None)
         if name is None:
             del self._unnamed[session]

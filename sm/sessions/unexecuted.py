@@ -1,22 +1,22 @@
-"""Which records of the log executed nothing, as far as this process has applied the log.
+"""Which records of the log did not execute, as far as this process has applied the log.
 
 A retry, a record of a session that is not open, and one after a gap are in the log like any other record; their
-session answered them. Only applying finds that out, and a snapshot does not say it. So it is known from `known_from`
-on, the index with which applying began.
+session answered them. Only applying shows this, and a snapshot does not contain it. So it is known only from
+`known_from` on, the index at which applying began.
 """
 
 from bisect import bisect_right
 from collections.abc import Sequence
 
 MAX_RANGES = 65_536
-"""How many ranges of such records are remembered, in some 5 MiB. The oldest are forgotten first."""
+"""How many ranges of such records are remembered, in about 5 MiB. The oldest are forgotten first."""
 
 
 class Unexecuted:
     """The ranges of records that their session answered, from an index on. One thread."""
 
     def __init__(self, known_from: int) -> None:
-        """Nothing is known of the records below `known_from`."""
+        """Nothing is known about the records below `known_from`."""
         self.known_from = known_from
         self._starts: list[int] = []
         self._ends: list[int] = []

@@ -5,7 +5,7 @@
     [1, sheet]                                           a sheet of replies; sheets are numbered from 0
     [2, id, name or nil, next_sequence, tail_start, block_starts, blocks, tail_size, tail]
             an open session, the least recently used first
-            blocks: [[sheet, position, of_runs, size], ...]  tail: msgpack [commands, results, refused], packed as bytes
+            blocks: [[sheet, position, of_runs, size], ...] tail: msgpack [commands, results, refused], packed as bytes
     [4, id, name or nil, last use, next_sequence, ...]   the same once sessions expire: last use is a timestamp
     [3, [[old id, id that took over], ...]]              fenced ids, oldest first
 
@@ -59,7 +59,7 @@ def _row(fields: list[Any]) -> Iterator[bytes]:
 def restore_content(pieces: Iterable[bytes], machine: StateMachine, sessions: Sessions, name: str) -> None:
     """Fill a machine and an empty session table from a snapshot's content; `name` is for messages.
 
-    Whatever is raised, including by `pieces`: discard the machine and the table.
+    After any exception, including one raised by `pieces`, discard the machine and the table.
 
     Raises:
         SnapshotDamaged: the content does not have its format.

@@ -1,4 +1,4 @@
-"""A snapshot's manifest: its cluster and machine, its position in the log, and its chunks.
+"""A snapshot's manifest: its cluster and machine, its boundary in the log, and its chunks.
 
     manifest    0 4 crc32c of the rest    4 .. one msgpack map, keys in this order:
 
@@ -10,7 +10,7 @@
     digest bin 16        chunks [[bytes, crc32c], ...]        sha256 bin 32: of the joined chunks
     features             version 2 only: the names of the features in use, ascending, at least one
 
-All of it follows from the log alone, so the snapshots of two nodes at one index have the same sha256.
+All of it depends on the log alone, so the snapshots of two nodes at one index have the same sha256.
 """
 
 from collections.abc import Iterable, Mapping
@@ -43,7 +43,7 @@ class Chunk(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """A snapshot: whose it is, its boundary in the log, and its chunks."""
+    """A snapshot: its cluster and machine, its boundary in the log, and its chunks."""
 
     cluster_id: bytes
     machine: tuple[str, int]
@@ -90,7 +90,7 @@ def decode_manifest(raw: bytes, name: str) -> Manifest:
     """Decode a manifest file; `name` is the snapshot's, for messages.
 
     Raises:
-        SnapshotDamaged: the bytes are not what was written.
+        SnapshotDamaged: the bytes are not those that were written.
         UnknownVersion: it has another format version.
     """
     body = raw[_CRC_BYTES:]
@@ -141,7 +141,7 @@ def _check_position(boundary: Boundary) -> None:
     """Raises ValueError: a log could not continue from there."""
     tail, epochs = boundary.tail, boundary.epochs
     if tail.crc32c > MAX_U32 or max(tail) > MAX_U64 or not (boundary.members_index or 0) < tail.index:
-        raise ValueError("its boundary is none of a log")
+        raise ValueError("its boundary is not possible in a log")
     for sooner, later in pairwise((*epochs, (tail.epoch + 1, tail.index))):
         if sooner[0] >= later[0] or sooner[1] >= later[1]:
             raise ValueError("its epochs do not ascend to its boundary")

@@ -3,11 +3,11 @@
     snapshots/<index>.part/     the manifest first, then chunks, in any order
 
 Each file is written as `<name>.tmp`, synced, and only then renamed, so a file under its final name is durable.
-Otherwise a chunk that a killed process left in the page cache, or whose sync failed, would be read back as whole and
-counted, then be lost with the power, when the log that the snapshot replaces is gone as well.
+Otherwise a chunk that a killed process left in the page cache, or whose sync failed, could be read back as whole and
+counted, and then be lost in a power loss, when the log that the snapshot replaces is already gone.
 
-Only one part is kept: that of the snapshot requested last. When complete, it is restored into a machine before it
-counts: a snapshot that this node cannot use must not replace its log.
+Only one part is kept: that of the snapshot requested last. When complete, it is first restored into a machine: a
+snapshot that this node cannot use must not replace its log.
 """
 
 from collections.abc import Callable
@@ -61,7 +61,7 @@ class SnapshotPart:
 
     @classmethod
     def resume(cls, store: SnapshotStore) -> None:
-        """Tell the store, at a start, about an existing part; an unusable one is removed. Raises OSError."""
+        """At a start, register an existing part with the store; an unusable one is removed. Raises OSError."""
         for name in [name for name in store.names() if name.endswith(_PART)]:
             manifest = cls._read(store, name)
             if manifest is None or store.fetching or manifest.index in store.indices:
@@ -134,6 +134,6 @@ class SnapshotPart:
 
 
 def _write_durably(folder: Directory, name: str, data: bytes) -> None:
-    """Write a file that gets its name only when its bytes are synced; raises as `write_file`."""
+    """Write a file that gets its name only after its bytes are synced; raises as `write_file`."""
     write_file(folder, name + _TMP, data)
     folder.rename(name + _TMP, name)

@@ -9,14 +9,14 @@
 The steps, and why they are in this order:
 
 1. Each chunk is written and synced, then the manifest, then the `.new` folder: when it gets its name, it is whole.
-2. The folder is renamed and `snapshots/` is synced: from here on the snapshot counts.
+2. The folder is renamed and `snapshots/` is synced: from here on the snapshot is valid.
 3. A snapshot older than the two newest is renamed to `.gone`, `snapshots/` is synced, and only then is the folder
    emptied: a folder without a suffix is never a partial snapshot.
 
 A crash leaves `.new` and `.gone` folders, which `open` removes.
 
-Somebody else may remove or truncate files while the program runs. So before anything is deleted because a snapshot
-replaces it, segments of the log or an older snapshot, `check_newest` looks at the files of the two newest.
+Other programs may remove or truncate files while this one runs. So before anything is deleted because a snapshot
+replaces it (segments of the log, or an older snapshot), `check_newest` checks the files of the two newest.
 """
 
 import errno
@@ -42,7 +42,7 @@ SNAPSHOTS_FOLDER = "snapshots"
 QUARANTINE_FOLDER = "quarantine"
 CHUNK_BYTES = 4 << 20
 WRITE_BYTES = 1 << 20
-"""Measured on Linux: one write of 4 MiB to a new file costs three to twelve times as much as four of 1 MiB."""
+"""Measured on Linux: one write of 4 MiB to a new file takes 3 to 12 times as long as four of 1 MiB."""
 KEPT_SNAPSHOTS = 2
 
 NAME_DIGITS = 20
@@ -69,7 +69,7 @@ def chunk_name(number: int) -> str:
 
 @contextmanager
 def _needing_descriptors(name: str) -> Generator[None]:
-    """Tell a process that can open no more files or folders from a failed device."""
+    """Distinguish a process that can open no more files or folders from a failed device."""
     try:
         yield
     except OSError as error:
@@ -90,7 +90,7 @@ class SnapshotStore:
         self._manifests: dict[int, Manifest] = {}
         self._lock = Lock()
         self.fetching = 0
-        """The index of the snapshot of which a part is fetched, 0 if there is none."""
+        """The index of the snapshot that is being fetched, 0 if there is none."""
 
     @classmethod
     def open(cls, directory: Directory, owner: Owner) -> "SnapshotStore":
@@ -121,7 +121,7 @@ class SnapshotStore:
         return self._folder
 
     def names(self) -> list[str]:
-        """The names in `snapshots/`; if somebody removed the folder, it is created again. Raises OSError."""
+        """The names in `snapshots/`; if the folder was removed, it is created again. Raises OSError."""
         try:
             return self._folder.list()
         except FileNotFoundError:
@@ -159,17 +159,17 @@ class SnapshotStore:
         return self._folder.child(name)
 
     def complete(self, index: int) -> Manifest:
-        """Make the snapshot written into the folder of `begin` count; durable on return.
+        """Make the snapshot in the folder of `begin` valid; durable on return.
 
         Raises:
-            SnapshotDamaged: its manifest is damaged; it does not count.
-            ResourcesExhausted: the process can open no more files; it does not count until a later call succeeds.
+            SnapshotDamaged: its manifest is damaged; it does not become valid.
+            ResourcesExhausted: the process can open no more files; it is not valid until a later call succeeds.
             OSError: the device failed.
         """
         return self.adopt(snapshot_name(index) + _NEW, index)
 
     def adopt(self, written: str, index: int) -> Manifest:
-        """Make the whole snapshot in the folder `written` count; raises as `complete`."""
+        """Make the whole snapshot in the folder `written` valid; raises as `complete`."""
         name = snapshot_name(index)
         with self._lock, _needing_descriptors(name):
             # It has its name already, and no other, if an earlier call found no descriptor for the sync.
@@ -186,7 +186,7 @@ class SnapshotStore:
         return manifest
 
     def abandon(self, index: int) -> None:
-        """Remove what was written of an abandoned snapshot."""
+        """Remove the files of an abandoned snapshot."""
         name = snapshot_name(index) + _NEW
         if name in self.names():
             self.delete_folder(name)
@@ -208,14 +208,14 @@ class SnapshotStore:
         """Quarantine the newest snapshots that lack a file, or have one of another size, until two are whole.
 
         Raises:
-            ResourcesExhausted: a file cannot be opened now; that says nothing of the snapshots.
+            ResourcesExhausted: a file cannot be opened now; the snapshots may be fine.
             OSError: the device failed.
         """
         with self._lock, _needing_descriptors(SNAPSHOTS_FOLDER):
             self._check_newest()
 
     def _check_newest(self) -> None:
-        """With the lock: meanwhile no snapshot gets its name, or loses it."""
+        """`check_newest`, with the lock held, so that no snapshot is added, renamed or removed meanwhile."""
         whole = 0
         for manifest in reversed(self.manifests):
             if whole == KEPT_SNAPSHOTS:
@@ -250,13 +250,13 @@ class SnapshotStore:
         """Remove a snapshot; after the first durable step it no longer counts."""
         self._forget(index)
         name, gone = snapshot_name(index), snapshot_name(index) + _GONE
-        if name in self.names():  # Otherwise somebody else removed it.
+        if name in self.names():  # Otherwise another program removed it.
             self._folder.rename(name, gone)
             self._folder.sync()
             self.delete_folder(gone)
 
     def quarantine(self, index: int, damage: SnapshotDamaged) -> None:
-        """Count a damaged snapshot no more; move what there is of it to the quarantine, which is never emptied.
+        """Stop counting a damaged snapshot; move its remaining files to the quarantine, which is never emptied.
 
         One that another thread removed or moved in the meantime is left alone. Raises OSError.
         """

@@ -176,7 +176,7 @@ async def test_a_frame_is_applied_in_the_same_steps_whatever_their_size() -> Non
     for sizes, frame in zip((repeat(1), repeat(3), (3, 1, 99, 500)), log.stream(0, 408), strict=True):
         expected, execution, step = whole.apply(frame), parts.begin(frame), iter(sizes)
         while not execution.step(next(step)):
-            with pytest.raises(RuntimeError, match="applied in part"):
+            with pytest.raises(RuntimeError, match="partly applied"):
                 parts.state()
             assert parts.applied_index == frame.header.index
         assert execution.finish() == expected

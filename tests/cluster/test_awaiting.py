@@ -158,11 +158,11 @@ async def test_at_a_first_start_with_two_or_one_of_three_down_the_others_say_who
                 for running in cluster.nodes.values():
                     await running.stop()
     assert reason == (
-        "the cluster is not formed yet; it forms once all members wait: "
+        "the cluster is not formed yet; it forms once all members are waiting: "
         f"n2: reached, waits too, n3: connection refused ({members['n3']})"
     )
     refused = (f"{node_id}: connection refused ({members[node_id]})" for node_id in ("n2", "n3"))
-    assert alone == f"the cluster is not formed yet; it forms once all members wait: {', '.join(refused)}"
+    assert alone == f"the cluster is not formed yet; it forms once all members are waiting: {', '.join(refused)}"
     assert status["reasons"] == [reason]
     said = [line["reason"] for line in journal if line["event"] == "waiting for members"]
     assert len(said) == 2  # Each node at once; and not again within ten seconds.

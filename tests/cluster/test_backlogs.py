@@ -161,6 +161,6 @@ async def test_a_leader_with_a_backlog_of_its_own_term_is_overloaded_and_says_ho
         refused = await command(cluster, "n1", b"more")
 
         assert (refused.status, refused.problem) == (429, "overloaded")
-        assert "still applies 1 committed records" in refused.document["detail"]
+        assert "still applying 1 committed records" in refused.document["detail"]
         gate.opened.set()
         assert (await writing).status == 200

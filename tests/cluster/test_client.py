@@ -131,7 +131,7 @@ async def test_a_change_that_may_be_repeated_is_unknown_once_an_attempt_was_not_
     ]
     for change in changes:
         async with scripted(unanswered, last) as server, connect(server.address) as cluster:
-            with pytest.raises(OutcomeUnknown, match="an attempt was not answered"):
+            with pytest.raises(OutcomeUnknown, match="an attempt got no answer"):
                 await change(cluster, server.address)
             with pytest.raises(BadRequest):
                 await change(cluster, server.address)

@@ -58,7 +58,7 @@ async def test_a_member_that_is_gone_is_shown_as_unreachable(cluster: RunningClu
     [
         ([], "no answer within 0.2 s"),
         ([foreign(502)], "it answered 502"),
-        ([document({"node_id": "n9"})], "another program answers there"),
+        ([document({"node_id": "n9"})], "another program answered"),
         ([document({"node_id": "n2", "long": "x" * STATUS_LIMIT_BYTES})], "its answer is too long"),
         ([lambda _request: None], "disconnected"),
     ],

@@ -38,7 +38,7 @@ def never() -> None:
 
 
 def always() -> StateUnavailable:
-    return StateUnavailable("this node still applies 7 records that were committed before it led")
+    return StateUnavailable("this node is still applying 7 records that were committed before it led")
 
 
 async def test_each_large_body_is_decoded_in_a_turn_of_its_own_in_the_order_of_arrival() -> None:

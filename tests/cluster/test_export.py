@@ -292,7 +292,7 @@ async def test_a_log_whose_beginning_expired_is_exported_with_a_warning(
             assert await asyncio.to_thread(export_range, server.address, None, None, 5.0) == Exit.DONE
         out, err = capsysbinary.readouterr()
         assert json.loads(out.splitlines()[-1]) == {"quire": "end", "records": 2 if warned else 3}
-        assert (b"of 2 commands under sessions, from index 5 to 6, whether they executed" in err) is warned
+        assert (b"it is unknown whether 2 commands of sessions, from index 5 to 6, executed" in err) is warned
 
 
 async def test_what_a_server_knows_of_a_record_is_believed_where_the_log_does_not_show_it(
@@ -436,8 +436,8 @@ async def test_an_export_from_a_pipe_that_is_not_whole_fails_at_its_end(
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        (b"[1]\n", "is no row of an export"),
-        (b'{"index":1,"value":1}\n', "is no row of an export"),
+        (b"[1]\n", "is not a row of an export"),
+        (b'{"index":1,"value":1}\n', "is not a row of an export"),
         (row_of(b'{"$bin":"x"}'), "base64"),
         (row_of(b'{"$new":1}'), "none of the forms"),
         (row_of(b'{"$float":"nan"}'), "not finite"),

@@ -81,7 +81,7 @@ async def test_a_node_that_listens_where_nobody_looks_for_it_tells_both_addresse
     members = {f"n{number}": address for number, address in enumerate(addresses, 1)}
     async with running(config_of(tmp_path, listen=listen, members=members), forms=nodes == 1) as (node, told):
         [alarm] = node.status()["alarms"]
-        assert f"listens on {listen}, and others look for it at {members['n1']}" in alarm
+        assert f"listens on {listen}, but others dial it at {members['n1']}" in alarm
         assert told == [alarm]
 
 

@@ -250,12 +250,12 @@ async def test_a_machine_that_is_stuck_has_not_failed_and_who_waits_for_it_is_to
                     await cluster.ask("n1", "GET", "/healthz")
                 status, text = await post(cluster, "more")
                 assert status == 504
-                assert "the write was not applied within 500 ms: this node still applies" in text
+                assert "the write was not applied within 500 ms: this node is still applying" in text
                 state = await cluster.ask("n1", "GET", "/state")
                 assert "no linearizable read was possible within 500 ms: " in state.document["detail"]
-                assert "this node still applies" in state.document["detail"]
+                assert "this node is still applying" in state.document["detail"]
                 session = await cluster.ask("n1", "GET", "/sessions/1")
-                assert "this node still applies" in session.document["detail"]
+                assert "this node is still applying" in session.document["detail"]
                 assert node.machine_failure is None
             finally:
                 machines.Gate.opened.set()

@@ -75,7 +75,7 @@ def test_a_node_that_does_not_say_what_ails_it_breaks_the_law(monkeypatch: pytes
     a_follower = replace(plan, permanent=replace(plan.permanent, faulty=((PermanentFault("failed_machine"),),)))
     monkeypatch.setitem(SHOWS, "failed_machine", Level.NO_ROOM)
     outcome = run(a_follower)
-    assert outcome.rule == "a node says truly how fit it is"
+    assert outcome.rule == "a node reports its fitness correctly"
     assert "MACHINE_FAILED, NO_ROOM" in outcome.failure
 
 

@@ -82,7 +82,7 @@ def test_a_table_full_of_names_that_expired_takes_a_session_without_one() -> Non
 
     refusal = table.full(None, 0, 10 * SECOND - 1)
     assert refusal is not None
-    assert "one that is unused for 10 s expires" in refusal.text
+    assert "a session that is unused for 10 s expires" in refusal.text
     assert table.full(None, 0, 10 * SECOND) is None
     assert table.open(5, None, 10 * SECOND).session == 5
 

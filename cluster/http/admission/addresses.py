@@ -1,6 +1,6 @@
-"""Whom a request counts against, and how much of a limit one of them may have.
+"""Which origin a request counts against, and how much of a limit one origin may use.
 
-One address gets at most half of each limit, so that it cannot keep everybody else out. A member that forwards requests
+One address gets at most half of each limit, so that it cannot lock everybody else out. A member that forwards requests
 carries those of many clients, so they count against the member, not against its address.
 """
 
@@ -12,11 +12,11 @@ from quire.replication.address import host_of
 SHARES = 2  # Of each limit; one address gets one.
 LEAST_SHARE = 256  # Connections, streams or long polls: clients behind one proxy, or on one machine.
 LEAST_SHARE_BYTES = 32 << 20
-NETWORK_BITS = 64  # An IPv6 host has as many addresses as it likes in a network of this size.
+NETWORK_BITS = 64  # An IPv6 host can use any number of addresses in a network of this size.
 
 
 def address_of(peername: Any) -> str:
-    """The address of a socket's peer; an IPv6 one by its network, and an IPv4 one that it carries as itself."""
+    """The address of a socket's peer. IPv6 addresses count by their network, IPv4-mapped ones as IPv4."""
     host = host_of(str(peername[0]) if isinstance(peername, tuple) and peername else str(peername))
     if ":" not in host:
         return host

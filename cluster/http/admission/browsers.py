@@ -1,18 +1,19 @@
-"""Which requests of a browser are answered: none that a stranger's page sends.
+"""Which requests from browsers are answered: none that a foreign page sends.
 
-A browser sends what any page tells it to, also to a node that only its user can reach. What it says of the page:
+A browser sends whatever any page tells it to send, even to a node that only its user can reach. It describes the page
+in these headers:
 
-- `Host` is the name that the page dialled. A stranger's name may resolve to the address of a node, and then the browser
-  takes the stranger's page for one of the node (DNS rebinding). So only names of members are accepted, those of
-  `allow`, and IP addresses, which nobody can rebind.
-- `Origin` is where the page came from. Each POST and each WebSocket has one. Accepted are the node's own and those of
-  `allow`. `null` stands for any page that hides where it came from.
-- `Sec-Fetch-Site` says whether the page came from elsewhere, of requests without an `Origin` as well. But browsers send
-  it only over HTTPS and to loopback addresses. To other addresses an image or a script of a stranger's page is a GET
-  like any other: no GET may have an effect, and OWN_PAGES_ONLY has the browser throw the answer away. A link from
-  elsewhere may be followed, because the page with the link does not see what it leads to.
+- `Host` is the name that the page dialled. A foreign name may resolve to a node's address, and then the browser treats
+  the foreign page as one of the node's (DNS rebinding). So only the names of members, names in `allow`, and IP
+  addresses, which cannot be rebound, are accepted.
+- `Origin` is where the page came from. Every POST and every WebSocket has one. The node's own origin and those in
+  `allow` are accepted. `null` stands for any page that hides where it came from.
+- `Sec-Fetch-Site` says whether the page came from elsewhere, even in requests without an `Origin`. But browsers send it
+  only over HTTPS and to loopback addresses. To other addresses, an image or a script of a foreign page is an ordinary
+  GET. So no GET may have an effect, and OWN_PAGES_ONLY makes the browser discard the answer. A link from elsewhere may
+  be followed, because the page with the link does not see the answer.
 
-Other programs send only a `Host`. A missing one is accepted, because every browser sends it.
+Other programs send only a `Host`. A request without one is accepted, because every browser sends it.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -25,7 +26,7 @@ from ...config.origins import name_in, origin_in
 from ...errors import HostRefused, OriginRefused
 from ..request import FORWARDED
 
-HEALTH_PATHS = frozenset({"/healthz", "/readyz"})  # Whoever checks a node's health may know it by any name.
+HEALTH_PATHS = frozenset({"/healthz", "/readyz"})  # A health check may reach a node under any name.
 STREAM_PATH = "/commands/stream"
 LOCALHOST = "localhost"
 METHODS = "GET, HEAD, POST, DELETE"
@@ -34,16 +35,16 @@ SITE = "Sec-Fetch-Site"
 OWN_SITES = frozenset({"same-origin", "none"})  # none: its user typed the address, for example.
 
 OWN_PAGES_ONLY = {"Cross-Origin-Resource-Policy": "same-origin"}
-"""In the answer to a GET: a stranger's page could run a record as a script, or learn how large an image in it is."""
+"""Sent with the answer to a GET: a foreign page could run a record as a script, or find out the size of an image."""
 
 ALLOWED_ORIGIN = web.RequestKey("allowed_origin", str)
 
 
 class BrowserGuard:
-    """Checks the page that sent a request, if one did.
+    """Checks which page sent a request, if a page did.
 
-    `addresses` are those in the configuration of this node, each HOST:PORT; `further` gives those that may change.
-    `allow` has further host names, and the origins whose pages may do all.
+    `addresses` are those in this node's configuration, each HOST:PORT; `further` gives those that may change. `allow`
+    has further host names, and the origins whose pages may do everything.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ class ConcurrencyLimit:
 
 
 class LongPollLimit:
-    """At most `limit` requests that wait at the end of the log. One event loop."""
+    """At most `limit` requests wait at the end of the log. One event loop."""
 
     def __init__(self, limit: int = LONG_POLLS_LIMIT) -> None:
         self._limit = limit
@@ -56,7 +56,7 @@ class LongPollLimit:
 
     @contextmanager
     def slot(self, request: web.Request, origin: str) -> Generator[None, None, None]:
-        """A slot for the request that the current task handles, for as long as the block runs.
+        """A slot for the current task's request while the block runs.
 
         Raises:
             Overloaded: all slots, or the origin's share, are taken by requests whose callers are still connected.
@@ -88,7 +88,7 @@ class LongPollLimit:
     def _cancel_abandoned(self) -> None:
         # aiohttp does not cancel a handler whose caller disconnects, so a waiting one would not notice.
         if self._has_looked:
-            return  # Nobody disconnects within a turn, and many may ask in it.
+            return  # Nobody disconnects within one turn of the loop, and many requests may come in one.
         self._has_looked = True
         asyncio.get_running_loop().call_soon(self._look_again)
         for task, (request, _) in list(self._tasks.items()):
@@ -101,23 +101,24 @@ class LongPollLimit:
 
 
 class OneATurn:
-    """Work that takes some milliseconds for one caller: one piece in a turn of the loop, in the order of asking.
+    """Runs work that takes milliseconds per caller one piece per turn of the loop, in the order of the requests.
 
-    What makes a record visible wakes everybody who waits for it; together they would hold the loop. One event loop.
+    A record that becomes visible wakes everybody who waits for it; all at once they would block the loop. One event
+    loop.
     """
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
     async def run(self, piece: Callable[[], T]) -> T:
-        """Return what the piece returns."""
+        """Run the piece in a turn of its own; return its result."""
         async with self._lock:
             await asyncio.sleep(0)
             return piece()
 
 
 class SessionLimit:
-    """Each session's records in flight by POST on this leader. (A stream has its own window.) One event loop."""
+    """Limits each session's records in flight by POST on this leader; streams have their own window. One event loop."""
 
     def __init__(self) -> None:
         self._in_flight: Counter[int] = Counter()

@@ -1,16 +1,16 @@
 """How many connections a node accepts, and how each is served.
 
-Peers use the same port, and a node that no peer reaches is lost to the cluster. So some connections above the limit are
-still accepted: their requests are refused unless they ask for a peer's path. Above that reserve a connection is refused
-before it sends anything.
+Peers use the same port, and a node that no peer can reach is lost to the cluster. So some connections above the limit
+are still accepted, but only requests for a peer's path are answered on them. Above that reserve, a connection is
+refused before it sends anything.
 
 Non-HTTP input also gets a problem response, and one line in the journal. aiohttp would answer in plain text and log a
 traceback each time: a port scan, or a client that speaks TLS, would flood the journal.
 
 A caller may close its end of the connection as soon as it has sent its last request (`shutdown(SHUT_WR)`). It still
-gets an answer to each request that it sent whole, in order; then the connection closes. It closes at once if nothing is
-left to answer: an idle connection, an unfinished body, and what waits until something happens, a long poll or a stream.
-From such a caller nothing tells whether it is still there, so one that takes nothing of its answers is cut off.
+gets an answer to each complete request, in order; then the connection closes. It closes at once if nothing is left to
+answer: an idle connection, an unfinished body, or a request that waits for an event (a long poll or a stream). The node
+cannot tell whether such a caller is still there, so one that does not read its answers is cut off.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ from .reading import ReadingTurns
 CONNECTIONS_LIMIT = 10_000
 PEER_RESERVE = 256
 KEEPALIVE_S = 75.0  # Longer than clients and forwarding nodes keep a connection, so that they never use a closing one.
-HALF_CLOSED_STALL_S = 30.0  # A caller who sends no more is cut off when it took nothing for so long,
-HALF_CLOSED_CHECKS = 10  # seen so many times. A moving buffer may have the same size twice by chance.
+HALF_CLOSED_STALL_S = 30.0  # A caller who sends no more is cut off when it has read nothing for this long,
+HALF_CLOSED_CHECKS = 10  # checked this many times. A buffer that moves may have the same size twice by chance.
 REASON_LENGTH = 120  # Characters of the parser's message, in the problem and the journal.
 
 Protocols = Callable[[], asyncio.Protocol]
@@ -81,7 +81,7 @@ class ConnectionLimit:
         return connection
 
     def opened(self, connection: "Connection", address: str) -> None:
-        """Count a connection; above its address's share, its requests are refused as those above the limit."""
+        """Count a connection. Above its address's share, its requests are refused like those above the limit."""
         self._of_address[address] += 1
         if self._of_address[address] > share_of(self.limit):
             self._surplus.add(connection)
@@ -124,7 +124,7 @@ class Connection(RequestHandler):
         self._resume_transport_reading()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Count it no longer."""
+        """Stop counting it."""
         if self._address is not None:
             self._limit.closed(self, self._address)
             self._address = None
@@ -134,12 +134,12 @@ class Connection(RequestHandler):
             self._ends.append(error)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The caller sends no more. Return whether the connection stays open, until all is answered.
+        """The caller sends no more. Return whether the connection stays open until everything is answered.
 
-        uvloop may call it again, when a handler has read its body and goes on reading.
+        uvloop may call it again when a handler has read its body and reading resumes.
         """
         first, self.is_half_closed = not self.is_half_closed, True
-        # aiohttp's `_request_count`: the requests that it has parsed. Nothing public tells of one that has not begun,
+        # aiohttp's `_request_count`: the requests that it has parsed. No public attribute shows one that has not begun,
         # and the end often comes before it does. When it begins, `check_whole` finds out if it can be answered.
         is_open = self._finished < self._request_count
         if self._current_request is not None:
@@ -171,18 +171,18 @@ class Connection(RequestHandler):
             asyncio.get_running_loop().call_later(pause_s, self._cut_if_stalled, unsent, checks)
 
     async def start(self) -> None:
-        """Serve the connection's requests. Afterwards its errors refer to no frames, whose variables refer to them."""
+        """Serve the connection's requests. Then clear its errors' tracebacks, which form reference cycles."""
         try:
             await super().start()
         finally:
             for error in self._ends:
                 drop_frames(error)
 
-    def _resume_transport_reading(self) -> None:  # Of aiohttp, which calls it for every reason to go on.
+    def _resume_transport_reading(self) -> None:  # Overrides aiohttp's, which is called for every reason to resume.
         self._limit.reading.resume(self.go_on_reading)
 
     def go_on_reading(self) -> None:
-        """Read from the socket again, unless there is another reason not to by now."""
+        """Read from the socket again, unless there is now another reason not to."""
         if not self._reading_paused and not self._buffer_paused:
             super()._resume_transport_reading()
 
@@ -193,12 +193,12 @@ class Connection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The response where no handler gave one."""
+        """The response when no handler returned one."""
         if isinstance(exc, ConnectionError):
             drop_frames(exc)
             gone = ConnectionResetError(str(exc))
             self._ends.append(gone)
-            raise gone from None  # The caller is gone, or was cut off: there is none to answer.
+            raise gone from None  # The caller is gone, or was cut off: nobody is left to answer.
         if not isinstance(exc, HttpProcessingError):
             return super().handle_error(request, status, exc, message)
         drop_frames(exc)
@@ -212,7 +212,7 @@ class Connection(RequestHandler):
         return response
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Log what is not the caller's fault. A broken body or connection is answered, or has nobody left to answer."""
+        """Log an error unless the caller caused it. A broken body or connection was answered, or nobody is left."""
         if not isinstance(kw.get("exc_info"), HttpProcessingError | web.RequestPayloadError | ConnectionError):
             super().log_exception(*args, **kw)
 
@@ -247,7 +247,7 @@ def check_whole(request: web.BaseRequest) -> None:
     """Check, when the request begins, that its caller can still be answered.
 
     Raises:
-        ConnectionResetError: the caller sends no more, and its body is unfinished, or it asks to wait for something.
+        ConnectionResetError: the caller sends no more, and the body is unfinished or the request would wait.
     """
     connection = request.protocol
     if isinstance(connection, Connection) and connection.is_half_closed and not _is_answerable(request):
@@ -255,16 +255,16 @@ def check_whole(request: web.BaseRequest) -> None:
 
 
 def _is_answerable(request: web.BaseRequest) -> bool:
-    """Whether a caller who sends no more gets an answer: the request is whole, and does not ask to wait."""
+    """Whether a caller who sends no more gets an answer: the request is complete and would not wait."""
     return request.content.is_eof() and not waits_on_purpose(request)
 
 
 def abort(request: web.BaseRequest) -> None:
-    """Abort the caller's connection, if it is still open, so that it cannot take what it got for the whole response."""
+    """Abort the caller's connection, if still open, so that it cannot mistake a part for the whole response."""
     if request.transport is not None:
         request.transport.abort()
 
 
 def _gist_of(message: str) -> str:
-    """The gist of what aiohttp's parser says; below a blank line it quotes the input at length."""
+    """The first part of aiohttp's parser error; after a blank line it quotes the input at length."""
     return " ".join(message.partition("\n\n")[0].split())[:REASON_LENGTH].rstrip(":")

@@ -1,11 +1,11 @@
-"""When a write's body is decoded and checked: not many of them in one turn of the loop, and none that is refused.
+"""When the body of a write is decoded and checked: one large body per turn of the loop, and none that is refused.
 
-Decoding and checking a batch of some thousand commands takes milliseconds. Of a hundred callers who send one at the
-same time, all would be decoded in one turn of the loop, and the heartbeats would be late. So each large body gets a
-turn of its own, in the order of arrival. Under more load than the node can take the bodies would wait for ever longer,
-until each is decoded, written and applied for a caller who has given up. So a write is refused before it is decoded
-once it, or the first of those that wait when it comes, has waited for `WAIT_S`, or once the machine is behind. Those
-that come within `WAIT_S` may be many times as many as can be decoded in it: the first of these bounds each one's wait.
+Decoding and checking a batch of thousands of commands takes milliseconds. If a hundred callers sent one at the same
+time, all would be decoded in one turn of the loop, and the heartbeats would be late. So each large body gets a turn of
+its own, in the order of arrival. Under overload the bodies would wait longer and longer, until each is decoded, written
+and applied for a caller that has given up. So a write is refused before it is decoded if it has waited for `WAIT_S`, if
+the oldest waiting body had done so when it arrived, or if the machine is behind. (Within `WAIT_S` many times as many
+bodies may arrive as can be decoded in that time, so the wait of each body has to be bounded, too.)
 """
 
 import asyncio
@@ -29,18 +29,18 @@ class DecodingTurns:
     """Gives large bodies their turns of the loop. One event loop."""
 
     def __init__(self, refusal: Callable[[], ClusterError | None], clock: Callable[[], float] | None = None) -> None:
-        """`refusal` is why the node takes no write now, None if it does."""
+        """`refusal` gives the reason why the node accepts no writes now, None if it does."""
         self._refusal = refusal
         self._clock = clock or time.monotonic
         self._waiting: deque[_Waiting] = deque()
-        self._is_taken = False  # The present turn of the loop is somebody's.
+        self._is_taken = False  # The current turn of the loop is taken.
 
     async def turn(self, size: int) -> None:
-        """Return when a body of so many bytes may be decoded; the caller does that without awaiting anything first.
+        """Return when a body of `size` bytes may be decoded. The caller must do so without awaiting anything first.
 
         Raises:
-            Overloaded: the node has more to do than it can; the body should not be decoded.
-            StateUnavailable: the same, and not for the load.
+            Overloaded: the node is overloaded; the body must not be decoded.
+            StateUnavailable: the node accepts no writes for another reason.
         """
         if (refusal := self._refusal()) is not None:
             raise refusal
@@ -55,7 +55,7 @@ class DecodingTurns:
                 raise Overloaded()
 
     async def turn_of_stream(self) -> None:
-        """`turn` for a large message of a stream. It waits: its client is slowed down, and would only send it again."""
+        """`turn` for a large message of a stream, but without refusals: waiting slows the client down."""
         await self._own_turn()
 
     async def _own_turn(self) -> None:
@@ -69,7 +69,7 @@ class DecodingTurns:
         await waiting.turn
 
     def _pass_on(self) -> None:
-        """Give the next turn of the loop to the first that waits, and has not given up."""
+        """Give the next turn of the loop to the first waiter that has not given up."""
         while self._waiting:
             turn = self._waiting.popleft().turn
             if not turn.done():

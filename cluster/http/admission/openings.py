@@ -1,11 +1,12 @@
-"""Openings of sessions: how many names may be open, with those that are being opened.
+"""Openings of sessions: how many names may be open, including those that are being opened.
 
-A named session stays until it is closed or expires, so whoever opens names fills the table for everybody. The leader
-therefore counts before it appends (`Sessions.full`), with what it has under way: a burst would otherwise be admitted
-whole before its first record is applied. A leader that was just elected first applies what was committed before it led;
-so no name is counted by none, and leaders that succeed each other do not exceed the limit together.
+A named session stays until it is closed or expires, so one client that opens many names fills the table for everybody.
+The leader therefore counts before it appends (`Sessions.full`), including openings in progress: otherwise a whole burst
+would be admitted before its first record is applied. A newly elected leader first applies what was committed before it
+led, so that no name is left out of the count and successive leaders do not exceed the limit together.
 
-Not at apply: records that an older version appended, or one with another limit, are applied everywhere alike.
+This is not checked at apply: records appended by an older version or under another limit must have the same result on
+every node.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Opening(FutureWaiter):
-    """The waiter of one opening: its name counts as under way until its outcome is known, however late."""
+    """The waiter of one opening. Its name counts as being opened until its outcome is known, however late."""
 
     def __init__(self, name: str | None, under_way: Counter[str]) -> None:
         super().__init__(applied=True)
@@ -39,7 +40,7 @@ class Opening(FutureWaiter):
             self._is_counted = True
 
     def end(self) -> None:
-        """Count the name no longer."""
+        """Stop counting the name."""
         if self._is_counted and self._name is not None:
             self._is_counted = False
             self._under_way[self._name] -= 1
@@ -52,13 +53,13 @@ class Opening(FutureWaiter):
         super().answer(reply)
 
     def fail(self, error: ClusterError) -> None:
-        """It was not appended, or this node leads no longer."""
+        """It was not appended, or this node no longer leads."""
         self.end()
         super().fail(error)
 
 
 class SessionOpenings:
-    """The openings that this leader has under way. One event loop."""
+    """The openings in progress on this leader. One event loop."""
 
     def __init__(self) -> None:
         self._under_way: Counter[str] = Counter()
@@ -71,8 +72,8 @@ class SessionOpenings:
         """The waiter for the record that opens this name, or a session without one. Call `end` if it is not appended.
 
         Raises:
-            SessionsFull: no more of these can be opened. Nothing was written.
-            NotLeader, NoLeader, StateUnavailable, Overloaded: not by this node, or not now. Nothing was written.
+            SessionsFull: no more such sessions can be opened; nothing was written.
+            NotLeader, NoLeader, StateUnavailable, Overloaded: this node cannot do it, or not now; nothing was written.
         """
         if (error := node.not_leader() or node.refusal) is not None:
             raise error
@@ -103,7 +104,7 @@ class SessionOpenings:
 
 
 def _time_of(node: "Node") -> int:
-    """The least timestamp of what this leader appends next, in microseconds (rule 5)."""
+    """The lowest timestamp that this leader's next frame can have, in microseconds (rule 5)."""
     components = node.components
     newest = components.log.tail.timestamp
     leader = components.replica.status().leader

@@ -1,8 +1,8 @@
-"""How many connections begin to read, or go on, in one turn of the loop.
+"""Limits how many connections start or resume reading in one turn of the loop.
 
-A connection is paused while its buffer is full, and goes on when its handler has read. A long body is read in many such
-steps, also after it was refused: the caller reads no answer before it has sent all. Of some hundred callers who send
-long bodies at the same time all would be read from in each turn, and the turns would take tenths of a second.
+A connection is paused while its buffer is full, and resumes when its handler has read. A long body is read in many such
+steps, even after it was refused, because the caller reads no answer before it has sent everything. If hundreds of
+callers sent long bodies at once, every turn would read from all of them and take tenths of a second.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ RESUMED_IN_TURN = 16
 
 
 class ReadingTurns:
-    """Lets so many connections begin or go on in a turn, in the order in which they asked. One event loop."""
+    """Lets a limited number of connections start or resume per turn, in order of arrival. One event loop."""
 
     def __init__(self, in_turn: int = RESUMED_IN_TURN) -> None:
         self._in_turn = in_turn

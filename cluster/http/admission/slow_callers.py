@@ -1,10 +1,10 @@
-"""What slow and stalled callers may cost: request bodies, long responses, and streams.
+"""Limits what slow and stalled callers may cost: request bodies, long responses, and streams.
 
-A request's body is held in memory until the request is answered, a long response until the caller has taken it. The
-sum of each kind is bounded. When a new piece does not fit, the caller whose transfer has been idle for longest is cut
-off; if all transfers move, the new one is refused. A transfer that does not move for `STALL_TIMEOUT_S` always ends, and
-so does a body that arrives at less than `BODY_BYTES_PER_S`.
-A reader that is cut off sees its connection break, repeats the request, and has lost nothing.
+A request's body is held in memory until the request is answered, and a long response until the caller has read it. The
+total of each kind is bounded. If a new piece does not fit, the caller whose transfer has been idle for longest is cut
+off; if no transfer is idle, the new one is refused. A transfer that stalls for `STALL_TIMEOUT_S` is always ended, and
+so is a body that arrives at less than `BODY_BYTES_PER_S`. A reader that is cut off sees its connection break, repeats
+the request, and loses nothing.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ STALL_TIMEOUT_S = 30.0
 IDLE_S = 1.0  # A transfer that moved more recently is not cut off to make room.
 PIECE_BYTES = 1 << 16  # Responses up to this size are left to the socket's buffer.
 STALL_CHECKS = 10  # In STALL_TIMEOUT_S. A moving buffer may have the same size twice by chance, not this many times.
-BODY_BYTES_PER_S = 4096  # The slowest body. Without it, a byte now and then would keep a body open for ever.
+BODY_BYTES_PER_S = 4096  # The slowest body. Without this limit, a byte now and then would keep a body open forever.
 CLOSE_TIMEOUT_S = 5.0  # For a WebSocket's closing handshake.
 
 
 @dataclass(eq=False, slots=True)
 class _Transfer:
-    """A body on its way in or out. `complete`: nothing is expected from the caller, who so cannot be idle."""
+    """A body that is being sent or received. If `complete`, nothing is expected from the caller: it cannot be idle."""
 
     request: web.Request
     origin: str
@@ -47,7 +47,7 @@ _RESPONSE = web.RequestKey("response", _Transfer)
 
 
 class BodyPace:
-    """How long to wait for the next piece of a body: it may stall for a while, and must be fast enough on average."""
+    """How long to wait for the next piece of a body: it may stall for a while but must be fast enough on average."""
 
     def __init__(self, stall_timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._stall_timeout_s = stall_timeout_s
@@ -55,7 +55,7 @@ class BodyPace:
         self._began_at = clock()
 
     def patience_s(self, received_bytes: int) -> float:
-        """The time for the next piece, after so many bytes; 0 if they took too long."""
+        """The timeout for the next piece after `received_bytes` have arrived; 0 if they took too long."""
         allowed_s = self._stall_timeout_s + received_bytes / BODY_BYTES_PER_S
         return max(0.0, min(self._stall_timeout_s, self._began_at + allowed_s - self._clock()))
 
@@ -72,9 +72,9 @@ class _HeldBytes:
         self.held_bytes = 0
 
     def _make_room(self, size: int, transfer: _Transfer) -> bool:
-        """Cut off other callers that are idle, the idlest first, until so many bytes fit; whether they do.
+        """Cut off idle callers, the longest idle first, until `size` more bytes fit; return whether they do.
 
-        If they only exceed the share of their origin, callers of that origin alone are cut off.
+        If only the share of the caller's origin is exceeded, only callers of that origin are cut off.
         """
         share, origin = share_of(self._limit, LEAST_SHARE_BYTES), transfer.origin
         while True:
@@ -108,7 +108,7 @@ class _HeldBytes:
 
 
 class RequestBodyLimit(_HeldBytes):
-    """The bodies of the requests that are not answered yet. One event loop."""
+    """The bodies of unanswered requests. One event loop."""
 
     def __init__(
         self, limit: int = REQUESTS_HELD_BYTES, stall_timeout_s: float = STALL_TIMEOUT_S, idle_s: float = IDLE_S
@@ -120,8 +120,8 @@ class RequestBodyLimit(_HeldBytes):
 
         Raises:
             LimitExceeded: it is longer than `limit`; no more than that was read.
-            Overloaded: too much is held for others already, and none of them is idle.
-            BodyTimeout: nothing more of it arrived for `STALL_TIMEOUT_S`, or it came too slowly (`BodyPace`).
+            Overloaded: too much is already held for others, and none of them is idle.
+            BodyTimeout: nothing arrived for `STALL_TIMEOUT_S`, or the body arrives too slowly (`BodyPace`).
             ConnectionResetError: the caller is gone, or was cut off to make room.
         """
         if request.content_length is not None and request.content_length > limit:
@@ -163,7 +163,7 @@ class RequestBodyLimit(_HeldBytes):
 
 
 class ResponseBodyLimit(_HeldBytes):
-    """The long responses that are on their way to their callers. One event loop."""
+    """The long responses that are being sent. One event loop."""
 
     def __init__(
         self, limit: int = RESPONSES_HELD_BYTES, stall_timeout_s: float = STALL_TIMEOUT_S, idle_s: float = IDLE_S
@@ -171,7 +171,7 @@ class ResponseBodyLimit(_HeldBytes):
         super().__init__(limit, stall_timeout_s, idle_s)
 
     def reserve(self, request: web.Request, origin: str, size: int) -> None:
-        """Count so many bytes of the response before it is complete; they count as held until `release`.
+        """Count `size` bytes of the response before it is complete; they count as held until `release`.
 
         Raises:
             Overloaded: too much is held already, and no other caller is idle.
@@ -194,11 +194,11 @@ class ResponseBodyLimit(_HeldBytes):
             self._forget(transfer)
 
     async def send(self, request: web.Request, origin: str, response: web.StreamResponse) -> web.StreamResponse:
-        """Send a long response at the caller's pace; return a short one, or one that was begun, as it is.
+        """Send a long response at the caller's pace; return a short one, or one already started, unchanged.
 
         Raises:
             Overloaded: too much is held already, and no other caller is idle.
-            ConnectionResetError: the caller took nothing for `STALL_TIMEOUT_S`, or was cut off to make room.
+            ConnectionResetError: the caller read nothing for `STALL_TIMEOUT_S`, or was cut off to make room.
         """
         body = response.body if isinstance(response, web.Response) else None
         if not isinstance(body, bytes) or len(body) <= PIECE_BYTES or request.method == "HEAD":
@@ -221,16 +221,16 @@ class ResponseBodyLimit(_HeldBytes):
                 await sent.write_eof()
         except TimeoutError:
             abort(request)
-            raise ConnectionResetError(f"the caller took nothing for {self._stall_timeout_s:g} s") from None
+            raise ConnectionResetError(f"the caller read nothing for {self._stall_timeout_s:g} s") from None
         return sent
 
 
 async def done_or_stalled(
     request: web.Request, tasks: Collection["asyncio.Task[object]"], is_over: Callable[[], bool]
 ) -> bool:
-    """True when one of a stream's tasks is done, or it is over; False after cutting off a caller that took nothing.
+    """True once one of a stream's tasks is done or the stream is over; False if a stalled caller was cut off.
 
-    Such a caller is not sent a closing handshake: that would wait for it, too.
+    Such a caller gets no closing handshake, which would also wait for it.
     """
     unsent, checks = 0, 0
     while checks < STALL_CHECKS:
@@ -245,7 +245,7 @@ async def done_or_stalled(
 
 
 async def close(request: web.Request, socket: web.WebSocketResponse) -> None:
-    """Close the WebSocket in order; cut the connection if the caller does not answer in time."""
+    """Close the WebSocket with a handshake; cut the connection if the caller does not answer in time."""
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await close_socket(socket)
@@ -254,5 +254,5 @@ async def close(request: web.Request, socket: web.WebSocketResponse) -> None:
 
 
 def unsent_bytes(request: web.Request) -> int:
-    """What the caller has not taken, beyond what the kernel buffers for it."""
+    """The bytes that the caller has not read, beyond what the kernel buffers for it."""
     return 0 if request.transport is None else request.transport.get_write_buffer_size()

@@ -1,8 +1,8 @@
 """The open streams of commands: how many there may be, and when an idle one ends.
 
-A client reopens its stream at its next message, so ending an idle one costs it nothing. One ends after `STREAM_IDLE_S`
-without a message; and when all slots are taken, the one that was idle for longest makes room for a new one, or of one
-origin if that has its share (`addresses.py`). A stream with an unanswered message is not idle.
+A client reopens its stream for its next message, so ending an idle one costs it nothing. A stream is ended after
+`STREAM_IDLE_S` without a message. When all slots, or the slots of one origin (`addresses.py`), are taken, the stream
+among these that was idle for longest makes room for a new one. A stream with an unanswered message is not idle.
 """
 
 import asyncio
@@ -65,12 +65,12 @@ class StreamLimit:
         return iter(self._streams)
 
     def is_over(self, stream: OpenStream) -> bool:
-        """Whether the stream was idle for so long that it ends."""
+        """Whether the stream has been idle for long enough to be ended."""
         return stream.idle_s >= self.idle_s
 
     @contextmanager
     def slot(self, origin: str) -> Generator[OpenStream, None, None]:
-        """A slot for as long as the block runs, or until `ended` is set to make room for another.
+        """A slot while the block runs, or until `ended` is set to make room for another stream.
 
         Raises:
             Overloaded: all slots, or the origin's share of them, are taken, and no stream of those is idle.

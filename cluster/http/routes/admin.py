@@ -20,7 +20,7 @@ NAMES: dict[type[Any], str] = {str: "node_id", bool: "true or false"}
 async def post_transfer(request: web.Request) -> web.StreamResponse:
     """{"leader", "epoch"} after a transfer of leadership to the body's `target`, or to the voter that lags least.
 
-    It loses no write and leaves none with an unknown outcome. If the target leads already, the answer comes at once.
+    No write is lost or gets an unknown outcome. If the target already leads, the answer comes at once.
     """
     api = request.app[API]
     node = api.node
@@ -39,8 +39,8 @@ async def post_transfer(request: web.Request) -> web.StreamResponse:
 async def get_members(request: web.Request) -> web.StreamResponse:
     """{"leader", "epoch", "members_index", "commit_index", "members"}, from the leader.
 
-    A row is {"node_id", "disk_id", "address", "role", "heard", "lag"}, for each member that the log names and for each
-    other node that is connected. `lag` is null for a disk of which the leader knows nothing.
+    A row is {"node_id", "disk_id", "address", "role", "heard", "lag"}, for each member in the log and for each other
+    connected node. `lag` is null for a disk about which the leader knows nothing.
     """
     api = request.app[API]
     node = api.node
@@ -52,8 +52,8 @@ async def get_members(request: web.Request) -> web.StreamResponse:
 async def post_members(request: web.Request) -> web.StreamResponse:
     """{"node_id", "changes"}: the indices of the records that make the body's `promote` a voter; none if it is one.
 
-    If the node came back with another disk, the old disk's vote is removed first, then the new one is added. A request
-    that was interrupted can be repeated: it continues where the last one stopped.
+    If the node came back with another disk, the old disk's vote is removed first, then the new disk's is added. An
+    interrupted request can be repeated: it continues where the last one stopped.
     """
     api = request.app[API]
     node = api.node
@@ -91,7 +91,7 @@ async def post_expire(request: web.Request) -> web.StreamResponse:
 
 
 async def post_accept_code(request: web.Request) -> web.StreamResponse:
-    """{"node_id", "code", "accepted_code"} after this node has accepted its machine's code and that of the members.
+    """{"node_id", "code", "accepted_code"} after this node has accepted the code of its machine and of the members'.
 
     Fingerprints in hex; `code` is null if this node's is unknown.
     """

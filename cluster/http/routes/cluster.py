@@ -17,7 +17,7 @@ from ..request import parameters_of
 if TYPE_CHECKING:
     from ...node.node import Node
 
-DEADLINE_S = 1.0  # For one member's status. A slower one is of no use to somebody who watches a cluster.
+DEADLINE_S = 1.0  # For one member's status. A slower answer is of no use to someone watching a cluster.
 ASKED_AT_ONCE = 4  # Connections to one member; further requests wait, within their deadline.
 STATUS_LIMIT_BYTES = 1 << 20
 
@@ -30,7 +30,7 @@ class MemberStatuses:
         self._session: aiohttp.ClientSession
 
     async def run(self, _app: web.Application) -> AsyncIterator[None]:
-        """Keep connections of its own, so that a burst of forwarded writes makes no member look silent."""
+        """Open connections of its own, so that a burst of forwarded writes does not make a member look silent."""
         connector = aiohttp.TCPConnector(limit_per_host=ASKED_AT_ONCE, keepalive_timeout=KEEPALIVE_S)
         async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as self._session:
             yield
@@ -53,7 +53,7 @@ class MemberStatuses:
         except orjson.JSONDecodeError:
             status = None
         if not isinstance(status, dict) or status.get("node_id") != node_id:
-            return None, "another program answers there"
+            return None, "another program answered"
         return status, None
 
 
@@ -71,8 +71,8 @@ async def get_cluster(request: web.Request) -> web.Response:
     """{"node_id", "leader", "leaders", "snapshots", "nodes"}: this node, the leader that it hears, every member by id.
 
     `leaders` lists the epochs in which the members that answered have led, oldest first. `snapshots` has the indices at
-    which several of them have a snapshot, and those at which the snapshots differ. A member is {"address", "status",
-    "failure"}: its own `/status`, or null and why there is none.
+    which several of them have a snapshot, and those at which these differ. A member is {"address", "status",
+    "failure"}: its own `/status`, or null and the reason.
     """
     parameters_of(request)
     api = request.app[API]
@@ -106,7 +106,7 @@ def compare_snapshots(statuses: Iterable[dict[str, Any]]) -> dict[str, list[int]
 
 
 def leaders_of(statuses: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """{"epoch", "leader", "at", "reason"} of each epoch, from the node that led it: no other knows the reason."""
+    """{"epoch", "leader", "at", "reason"} of each epoch, from the node that led it: only that one knows the reason."""
     own = [
         {name: change[name] for name in ("epoch", "leader", "at", "reason")}
         for status in statuses

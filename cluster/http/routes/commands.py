@@ -105,7 +105,7 @@ async def write_values(
     if refused:
         raise CommandsRefused(refused)
     payload, count = pack_records(values, limit), len(values)
-    del values  # They take many times as much memory as the payload, and this may wait for long.
+    del values  # They take many times as much memory as the payload, and the wait may be long.
     session, sequence = write_id
     waiter = FutureWaiter(applied=applied or session != 0)
     write = Write(payload, count, expected_index=expected_index, session=session, sequence=sequence, owner=waiter)
@@ -115,7 +115,7 @@ async def write_values(
 
 
 async def write_within_deadline(api: NodeApi, write: Write[FutureWaiter]) -> WriteReply:
-    """`Node.write`, with an unknown outcome after `request_timeout_ms`. Under a session its waiter waits to be applied.
+    """`Node.write` with a deadline of `request_timeout_ms`. Under a session it returns once the write is applied.
 
     Raises:
         SessionRefused: the session refused every record.
@@ -154,15 +154,15 @@ async def _write(node: "Node", write: Write[FutureWaiter]) -> WriteReply:
 async def _as_retry(node: "Node", write: Write[FutureWaiter], wrong_index: WrongIndex) -> Write[FutureWaiter]:
     """The same write of a session without the expected index, if it has been written before.
 
-    The log has moved on since: a retry cannot get the index that its original got, and the recorded reply is its
-    answer. The condition may only fall where no record of the write can execute any more, that is if all its sequences
-    are below the session's next one, which never falls. Before it decides, this node makes sure that it still leads,
-    and applies its log up to where it refused the write: all earlier copies are below.
+    The log has grown since, so a retry cannot get the index of its original; its answer is the recorded reply. The
+    condition may be dropped only if no record of the write can execute any more, if all its sequences are below the
+    session's next one, which never decreases. To decide, this node first confirms that it still leads and applies its
+    log up to the index at which it refused the write: all earlier copies are below that.
 
     Raises:
         WrongIndex: the session has not reached the end of the write.
         SessionRefused: the session is not open, so no copy of the write executes from here on.
-        OutcomeUnknown: this node applies nothing more; an earlier copy may have been written.
+        OutcomeUnknown: this node has stopped applying; an earlier copy may have been written.
         NotLeader, NoLeader, StateUnavailable: as `Reading.linearize`.
     """
     components = node.components

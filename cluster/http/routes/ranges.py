@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 DECODED_RANGE_BYTES = 1 << 18
 RANGE_RECORDS = 8192  # Decoded for one answer: a frame of 1 MiB may hold half a million.
 RAW_RANGE_BYTES = 8 << 20
-SCANNED_RECORDS = 100_000  # Looked at for one answer. One that is empty by then says where the next one begins.
+SCANNED_RECORDS = 100_000  # Scanned for one answer. If none matches, the empty answer says where the next range begins.
 WAIT_LIMIT_MS = 60_000
-APPLIED_WAIT_S = 1.0  # How long a waiting read lets the machine reach its first record.
+APPLIED_WAIT_S = 1.0  # How long a waiting read waits for the machine to reach its first record.
 SHARDS_LIMIT = 65_536
 
 KIND_NAMES = {Kind.RECORDS: "records", Kind.RUNS: "records", Kind.BLOB: "blob", Kind.SYSTEM: "system"}
@@ -40,7 +40,7 @@ _SHARD = re.compile(r"([0-9]{1,5})/([0-9]{1,5})")
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What a reader asks for: the records [from_index, to_index) with index % shards == shard, up to max_bytes."""
+    """The requested records: [from_index, to_index) with index % shards == shard, up to max_bytes."""
 
     content_type: str
     from_index: int | None
@@ -64,8 +64,8 @@ class _Chunk:
 async def get_records(request: web.Request) -> web.StreamResponse:
     """Records [from, to) that are visible here: at most `max_bytes` of frames, and at most RANGE_RECORDS records.
 
-    `Quire-Next-Index` is where the next range begins. With `wait_ms` the answer comes as soon as it has a record. It is
-    empty after that time, or after SCANNED_RECORDS that were not asked for. System records are left out unless the
+    `Quire-Next-Index` is where the next range begins. With `wait_ms` the answer comes as soon as there is a record. It
+    is empty after that time, or after SCANNED_RECORDS that did not match. System records are left out unless the
     request has `kinds=all`; raw frames contain them.
     """
     api = request.app[API]
@@ -84,7 +84,7 @@ async def get_records(request: web.Request) -> web.StreamResponse:
 
 
 async def _waited_for(node: "Node", asked: Range, turns: OneATurn) -> _Chunk:
-    """The first chunk that holds something; an empty one at the deadline, where the range ends, or after long."""
+    """The first chunk with a record; an empty one at the deadline, at the end of the range, or after a long scan."""
     deadline = time.monotonic() + asked.wait_s
     index = node.visible_bounds.lowest_index if asked.from_index is None else asked.from_index
     while index > node.visible_bounds.highest_index:  # As on a follower whose commit_index lags behind the leader's.
@@ -107,7 +107,7 @@ async def _waited_for(node: "Node", asked: Range, turns: OneATurn) -> _Chunk:
 
 
 async def _applied(node: "Node", index: int, deadline: float) -> None:
-    """Let the machine reach a visible record: only then its line says whether it executed. Not for long."""
+    """Wait briefly for the machine to reach a visible record: only then is it known whether the record executed."""
     wait_s = min(APPLIED_WAIT_S, deadline - time.monotonic())
     with suppress(TimeoutError, ApplyFailed):
         async with asyncio.timeout(wait_s):
@@ -168,7 +168,7 @@ def _read(node: "Node", asked: Range, from_index: int) -> _Chunk:
     to_index = highest if asked.to_index is None else min(asked.to_index, highest)
     raw, next_index = b"", from_index
     if asked.content_type != RAW_FRAMES and from_index < (applied := node.applied_index) < to_index:
-        to_index = applied  # Of the rest it is not known yet whether it executed; the next answer begins there.
+        to_index = applied  # Whether the rest executed is not known yet; the next answer begins there.
     if from_index < to_index:
         raw, next_index = node.components.reading.read_frames(from_index, asked.max_bytes)
     if asked.content_type == RAW_FRAMES:
@@ -182,7 +182,7 @@ def _read(node: "Node", asked: Range, from_index: int) -> _Chunk:
 
 
 def _frames_below(raw: bytes, to_index: int) -> tuple[bytes, int]:
-    """The frames, whole, that hold records below an index; and where the next frame begins."""
+    """The whole frames that hold records below an index, and where the next frame begins."""
     size = next_index = 0
     for frame in walk_frames(raw):
         if frame.header.index >= to_index:
@@ -211,14 +211,14 @@ def _lines(
 
 
 def _offsets(asked: Range, header: FrameHeader, from_index: int, to_index: int) -> range:
-    """The offsets in a frame of the records that are asked for."""
+    """The offsets in a frame of the requested records."""
     start = max(from_index, header.index)
     start += (asked.shard - start) % asked.shards
     return range(start - header.index, min(header.count, to_index - header.index), asked.shards)
 
 
 def line_of(record: StoredRecord, executed: bool | None) -> dict[str, Any]:
-    """A record as a line of an answer. `executed`: as `Applying.executed`; it says nothing of a system record."""
+    """A record as a line of an answer. `executed` is as in `Applying.executed`, None for a system record."""
     return {
         "index": record.index,
         "epoch": record.epoch,

@@ -28,8 +28,8 @@ BODIES = (OCTETS, MSGPACK, NDJSON, JSON)
 async def post_records(request: web.Request) -> web.StreamResponse:
     """{"write_index", "count"} of records that are on a majority's disks; under a session, also applied on this node.
 
-    Under a session `refused`, `cut` and `repeated` are as in the answer to `POST /commands`: a repeated write has no
-    `write_index`. `index` is a condition on what is written now, so a retry is answered whatever it is.
+    Under a session, `refused`, `cut` and `repeated` are as in the answer to `POST /commands`; a repeated write has no
+    `write_index`. `index` is a condition for writing now, so a retry of an executed write is answered regardless of it.
     """
     api = request.app[API]
     node = api.node
@@ -65,9 +65,9 @@ def _blob(node: "Node", body: bytes, expected_index: int | None, write_id: Write
 
 
 async def get_index_bounds(request: web.Request) -> web.StreamResponse:
-    """{"lowest_index", "highest_index"} of what is visible on this node.
+    """{"lowest_index", "highest_index"} of the records that are visible on this node.
 
-    With `consistency=linearizable`, of the leader: all that was acknowledged before the request is below
+    With `consistency=linearizable`, those of the leader: everything acknowledged before the request is below
     `highest_index`.
     """
     api = request.app[API]

@@ -82,9 +82,9 @@ async def get_session(request: web.Request) -> web.StreamResponse:
 async def get_sessions(request: web.Request) -> web.StreamResponse:
     """{"sessions", "next"}: a page of the open sessions, by id, linearizable; as `get_session`, with `used_at`.
 
-    `after` is the id after which it begins, `limit` how many it may have, `prefix` what their names begin with. `next`
-    is the `after` of the next page, null on the last one; a page may be empty. `used_at` is the timestamp of the
-    session's last use in the log, 0 if that is not known.
+    The page has sessions with ids above `after` and names that start with `prefix`, at most `limit` of them. `next` is
+    the `after` of the next page, null on the last one; a page may be empty. `used_at` is the log's timestamp of the
+    session's last use, 0 if unknown.
     """
     api = request.app[API]
     parameters = parameters_of(request, "after", "limit", "prefix")
@@ -100,7 +100,7 @@ async def get_sessions(request: web.Request) -> web.StreamResponse:
 
 
 async def post_close(request: web.Request) -> web.StreamResponse:
-    """{"closed"}: which of the sessions were open, and are closed now, by one record."""
+    """{"closed"}: the ids of those sessions that were open. One record closes them."""
     api = request.app[API]
     parameters_of(request)
     body = await read_body(request, CLOSE_BODY_BYTES)

@@ -1,4 +1,4 @@
-"""`GET /state` and `POST /query`: what the machine answers, with the consistency that the caller asks for."""
+"""`GET /state` and `POST /query`: the machine's answers, with the consistency that the caller requests."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,7 +24,7 @@ UNAPPLIED = "Quire-Unapplied"
 async def get_state(request: web.Request) -> web.StreamResponse:
     """{"state", "applied_index", "digest"}: the machine's whole state, and how much of the log it has applied.
 
-    The header `Quire-Unapplied` counts the records that this node knows to be committed and has not applied.
+    The header `Quire-Unapplied` is the number of records that this node knows to be committed but has not applied.
 
     `linearizable` (the default) and `leader` are answered by the leader, `local` by this node.
     """

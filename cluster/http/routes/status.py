@@ -3,7 +3,7 @@
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from ...node.fitness import ailments
+from ...node.fitness import fitness_alarms
 from ..api import API
 from ..bodies import answer
 from ..problems import NotReady
@@ -19,7 +19,7 @@ async def get_status(request: web.Request) -> web.Response:
 
 
 async def get_healthz(request: web.Request) -> web.Response:
-    """200 as long as this process answers and its files are in place; otherwise a problem with what to do."""
+    """200 as long as this process answers and its files are in place; otherwise a problem that says what to do."""
     parameters_of(request)
     if stranded := request.app[API].node.stranded:
         raise NotReady([f"the node has halted: {stranded}"])
@@ -27,13 +27,13 @@ async def get_healthz(request: web.Request) -> web.Response:
 
 
 async def get_readyz(request: web.Request) -> web.Response:
-    """200 if this node can serve, with what ails it all the same; otherwise a problem with the reasons."""
+    """200 if this node can serve, with its alarms; otherwise a problem with the reasons."""
     parameters_of(request)
     node = request.app[API].node
-    reasons, ills = node.not_ready_reasons(), ailments(node)
+    reasons, alarms = node.not_ready_reasons(), fitness_alarms(node)
     if reasons:
-        raise NotReady([*reasons, *(ill for ill in ills if not any(ill in reason for reason in reasons))])
-    return answer(request, {"ready": True, "alarms": ills})
+        raise NotReady([*reasons, *(alarm for alarm in alarms if not any(alarm in reason for reason in reasons))])
+    return answer(request, {"ready": True, "alarms": alarms})
 
 
 async def get_metrics(request: web.Request) -> web.Response:

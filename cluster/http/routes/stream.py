@@ -5,13 +5,13 @@
                      replies, which executed elsewhere in the log, index is nil
                      msgpack [sequence, problem], then close: nothing from that sequence on was or will be appended
 
-While a window of commands or bytes is in flight, the node reads no further: TCP pushes back on the client. The commands
-of a message go into the frame as the client packed them. A follower carries the stream to the leader and back. A stream
-that its leader can no longer answer is closed without a problem; the client then resends the unanswered messages, under
-the same sequences, on another stream.
+While a window of commands or bytes is in flight, the node stops reading, and TCP pushes back on the client. The
+commands of a message go into the frame as the client packed them. A follower carries the stream to the leader and back.
+If the leader can no longer answer a stream, it closes it without a problem; the client then resends the unanswered
+messages, under the same sequences, on another stream.
 
-The opening is refused if the session is not open; the header `Quire-Session-Code` then says what became of it. An idle
-stream is closed in order (`admission/streams.py`); its client opens another for its next message.
+The opening is refused if the session is not open; the header `Quire-Session-Code` then says why. An idle stream is
+closed with a handshake (`admission/streams.py`); its client opens another for its next message.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ async def commands_stream(request: web.Request) -> web.StreamResponse:
     socket = web.WebSocketResponse(max_msg_size=limit, compress=False)
     _probe_when_silent(request)
     if "Upgrade" in request.headers and not socket.can_prepare(request):
-        await socket.prepare(request)  # It raises what is wrong with the handshake.
+        await socket.prepare(request)  # It raises an error that says what is wrong with the handshake.
     origin = request.app[ADMISSION].origin_of(request)
     if not node.is_leader:
         with api.streams.slot(origin) as slot:
@@ -81,7 +81,7 @@ async def commands_stream(request: web.Request) -> web.StreamResponse:
 
 
 def _probe_when_silent(request: web.Request) -> None:
-    """Have the kernel close the connection of a client that is gone without closing it."""
+    """Have the kernel close the connection of a client that disappeared without closing it."""
     connection = None if request.transport is None else request.transport.get_extra_info("socket")
     if connection is not None:
         connection.setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
@@ -113,7 +113,7 @@ class CommandStream:
         self._problem: bytes | None = None
 
     async def run(self, is_over: Callable[[], bool]) -> None:
-        """Serve until either side ends it, or it is over."""
+        """Serve until either side closes it or `is_over`."""
         carrier = asyncio.create_task(self._outbox.carry(), name=f"stream of session {self._session}")
         reader = asyncio.create_task(self._read(), name=f"reader of session {self._session}")
         ended = asyncio.create_task(self._ended.wait(), name=f"end of session {self._session}'s stream")
@@ -193,9 +193,9 @@ class CommandStream:
         self._forget(waiter)
 
     def _fail(self, sequence: int, error: ClusterError) -> None:
-        """Take no more messages. The first problem is sent after the answers that are still due.
+        """Accept no more messages. The first problem is sent after all outstanding answers.
 
-        No problem is sent for an unknown outcome: the client learns it from the session, from the next leader.
+        No problem is sent for an unknown outcome: the client gets the outcome from the session on the next leader.
         """
         if self._failed:
             return

@@ -1,4 +1,4 @@
-"""How long healthy majorities were unavailable: medians, 99th percentiles and worst cases, in all and by kind."""
+"""How long healthy majorities were unavailable: medians, 99th percentiles and worst cases, in total and by kind."""
 
 from collections import defaultdict
 
@@ -12,7 +12,7 @@ class Distribution:
         self._samples: list[Unavailability] = []
 
     def add(self, unavailability: Unavailability | None) -> None:
-        """Add one history; one without permanent faults says nothing."""
+        """Add one history; one without permanent faults does not count."""
         if unavailability is not None:
             self._samples.append(unavailability)
 

@@ -1,4 +1,4 @@
-"""The permanent faults of a history's minority, drawn from its seed: one or two a node."""
+"""The permanent faults of a history's minority, drawn from its seed: one or two per node."""
 
 from dataclasses import dataclass
 from random import Random
@@ -32,9 +32,9 @@ class PermanentFaults:
     faulty: tuple[tuple[PermanentFault, ...], ...]
     hits_leader: bool
     concurrent: str
-    """What is under way as they begin: `transfer` to a faulty node, `promote` an observer, or nothing."""
+    """What is in progress when they begin: `transfer` to a faulty node, `promote` an observer, or nothing."""
     nominated: str
-    """Whom the control plane nominates: `nobody`, a `faulty` node, a `healthy` one, or `all` voters in sequence."""
+    """Which nodes the control plane nominates: `nobody`, a `faulty` one, a `healthy` one, or `all` voters in turn."""
     heals: bool
 
     def has(self, kind: str) -> bool:

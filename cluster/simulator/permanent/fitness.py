@@ -12,20 +12,20 @@ from .faults import PermanentFault
 
 CHECKED_EVERY_US = 100 * MILLISECOND
 KNOWN_AFTER_US = 10 * ELECTION_US
-"""By then a fault shows, and what an election or a lost link did to a healthy node is over."""
+"""After this a fault is visible, and the effect of an election or a lost link on a healthy node is over."""
 SHOWS = {
     "slow_disk": Level.SLOW_DISK,
     "hung_disk": Level.DISK_HANGS,
     "failed_machine": Level.MACHINE_FAILED,
 }
-"""What a node reports that has this fault and no other. A full disk shows at the first append that finds no room, a
-hung disk at the next operation, a slow one by what it flushes, a failed machine at the next command.
+"""What a node with only this fault reports. A full disk shows at the first append that finds no room, a hung disk at
+the next operation, a slow one in its flushes, a failed machine at the next command.
 """
 QUIET_AFTER_US = 2 * ELECTION_US
 
 
 class FitnessReports:
-    """Checks the reported levels of all nodes, again and again."""
+    """Checks the reported levels of all nodes repeatedly."""
 
     def __init__(self, faulty: Mapping[Node, Collection[PermanentFault]], healthy: Collection[Node], now: int) -> None:
         self._expected = {
@@ -49,10 +49,10 @@ class FitnessReports:
             if level == expected or self._does_not_show(node, expected, now):
                 self._true_at[node] = now
             elif now - self._true_at[node] > KNOWN_AFTER_US:
-                raise Violation("a node says truly how fit it is", node.node_id, level.name, expected.name)
+                raise Violation("a node reports its fitness correctly", node.node_id, level.name, expected.name)
 
     def _does_not_show(self, node: Node, level: Level, now: int) -> bool:
-        """Whether nothing has met a node's fault: its disk is idle, its machine has applied all there is."""
+        """Whether nothing has triggered a node's fault: its disk is idle and its machine has applied everything."""
         if level is Level.DISK_HANGS:
             return node.latency.busy_until <= now
         if level is Level.SLOW_DISK:
@@ -61,7 +61,7 @@ class FitnessReports:
         return level is Level.MACHINE_FAILED and applier.applied_index >= status.commit_index
 
     def _grew_at(self, node: Node, now: int) -> int:
-        """When the end of a node's log was last seen to have moved: a node that no leader reaches flushes nothing."""
+        """When the end of a node's log was last seen to move: a node that no leader reaches flushes nothing."""
         end, since = node.running.log.tail.index, self._ends[node]
         if end != since[0]:
             self._ends[node] = since = (end, now)

@@ -16,7 +16,7 @@ AWAY_US = 4 * SECOND
 
 
 class Injector:
-    """Injects one history's permanent faults, and keeps them up until `repair`."""
+    """Injects one history's permanent faults, and maintains them until `repair`."""
 
     def __init__(self, random: Random, network: Network, nemesis: Nemesis, lasts_us: int) -> None:
         self._random = random
@@ -86,7 +86,7 @@ class Injector:
         return [(other, name) for other in others]
 
     def _cut_pairs(self, pairs: list[tuple[str, str]], *, pongs: bool = False) -> None:
-        """Cut these directions. `pongs`: a proxy on the way answers pings, so that no end closes its connection."""
+        """Cut these directions. `pongs`: a proxy in between answers pings, so neither end closes its connection."""
         self._cut += pairs
         self._network.begin_cut(pairs, breaks=not pongs)
         if not pongs:

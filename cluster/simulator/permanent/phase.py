@@ -16,7 +16,7 @@ from .injector import Injector
 from .prober import Prober, Unavailability
 
 MOST_ELECTIONS = 10
-"""With any permanent faults of a minority, the majority makes progress within this many election timeouts."""
+"""Whatever permanent faults a minority has, the majority makes progress within this many election timeouts."""
 MOST_LEADERS = 5
 """How many elections the phase may cost: epochs that keep climbing are outages, each a short one.
 
@@ -42,7 +42,7 @@ class PermanentPhase:
         self.trace: list[str] = []
 
     def run(self) -> None:
-        """Inject the faults, and demand progress until the phase ends; then repair, if the plan says so.
+        """Inject the faults, and require progress until the phase ends; then repair, if the plan says so.
 
         Raises:
             Violation: the healthy majority made no progress.

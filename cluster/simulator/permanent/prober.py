@@ -1,4 +1,4 @@
-"""A client that asks healthy nodes all the time, and measures how long no write is acknowledged or no read answered."""
+"""A client that probes healthy nodes continuously, and measures for how long no write or read is answered."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +16,9 @@ READS = 3
 
 @dataclass(frozen=True)
 class Unavailability:
-    """For how many election timeouts clients were stopped: until the first acknowledged write, and the longest without.
+    """For how many election timeouts no write was acknowledged: until the first one, and the longest gap.
 
-    `reads` is the longest without an answered read.
+    `reads` is the longest gap without an answered read.
     """
 
     kinds: tuple[str, ...]
@@ -29,7 +29,7 @@ class Unavailability:
 
 
 class Prober(Client):
-    """Asks a healthy node, which answers or forwards to its leader: each request once, and more all the time."""
+    """Sends new requests to healthy nodes continuously, each request once; a node answers or forwards to its leader."""
 
     healthy: list[Node]
     stopped = True
@@ -46,11 +46,11 @@ class Prober(Client):
 
     @property
     def waits_us(self) -> int:
-        """How long nothing was acknowledged by now."""
+        """How long nothing has been acknowledged so far."""
         return self.schedule.now - self.last_us
 
     def unavailability(self, kinds: tuple[str, ...], elections: int) -> Unavailability:
-        """What was measured by now."""
+        """The measurements so far."""
         first_us = self.waits_us if self.first_us is None else self.first_us
         longest_us = max(self.longest_us, self.waits_us)
         reads_us = max(self.longest_read_us, self.schedule.now - self.last_read_us)

@@ -1,18 +1,19 @@
-"""Rule 18: how high an epoch may be, wherever a message names one.
+"""Rule 18: how high an epoch in a message may be.
 
-*Ours* is the epoch that this node has promised. It covers its log, and is on disk or on its way there; what a node has
-only heard of is not part of it.
+*Ours* is the epoch that this node has promised. It covers its log, and is on disk or on its way there; epochs that a
+node has only heard of do not count.
 
     0 ........... ours ........ ours + EPOCH_REACH ............. EPOCH_LIMIT ............. 2^64
     |        believed              |        out of reach             |      out of range
 
-Epochs only grow and never fall, so one that is believed is believed for good: after the highest, nobody could ever
-lead again. A message that names one out of range or out of reach is dropped whole. A node that has promised nothing and
-is no voter, as a new disk is, has only the limit.
+Epochs only grow, so accepting one cannot be undone: after the highest one, nobody could ever lead again. A message with
+an epoch out of range or out of reach is dropped as a whole. A node that has promised nothing and is not a voter, such
+as one with a new disk, has only the limit.
 
-Nodes that were parted, by a liar or by being away while one was at work, must come together again. So one that drops a
-message for an epoch out of reach may promise nobody an epoch EPOCH_STEP higher (`reaching`); the next is nearer. That
-is less than a vote request within reach does, and costs two syncs: from one end to the other it takes 2^32 of them.
+Nodes whose epochs drifted apart, because of a lying node or because they were away while one was active, must be able
+to recover. So a node that drops a message for an epoch out of reach may promise nobody an epoch that is EPOCH_STEP
+higher (`reaching`), which brings the other one nearer. That has less effect than a vote request within reach, and costs
+two syncs: the whole range takes 2^32 of them.
 """
 
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ from ..messages import (
 
 EPOCH_LIMIT = 1 << 63
 EPOCH_REACH = 1 << 32
-EPOCH_STEP = EPOCH_REACH // 2  # So that those who have promised less than this node still believe its next epoch.
+EPOCH_STEP = EPOCH_REACH // 2  # So that nodes that have promised less than this one still believe its next epoch.
 NUMBER_LIMIT = 1 << 63
 """Of indices and clocks: what is added to one on the way to the disk must fit 64 bits, too."""
 
@@ -51,7 +52,7 @@ class Refusal(StrEnum):
 
 
 def judge(ours: int, message: CoreMessage | Open | Snapshot, *, is_new: bool = False) -> Refusal | None:
-    """Why a node that has promised epoch `ours` drops this message, None if it does not. `is_new`: it has no reach."""
+    """Why a node that has promised epoch `ours` drops this message; None if it does not. `is_new`: only the limit."""
     highest = highest_epoch(message)
     if highest >= EPOCH_LIMIT or max(_numbers_of(message), default=0) >= NUMBER_LIMIT:
         return Refusal.OUT_OF_RANGE
@@ -65,7 +66,7 @@ def judge(ours: int, message: CoreMessage | Open | Snapshot, *, is_new: bool = F
 
 
 def highest_epoch(message: CoreMessage | Open | Snapshot) -> int:
-    """The highest epoch that a message names, 0 if it names none."""
+    """The highest epoch in a message, 0 if it has none."""
     return max(_epochs_of(message), default=0)
 
 
@@ -106,7 +107,7 @@ def _of_promise(promise: Promise | None) -> Iterator[int]:
 
 
 def _numbers_of(message: CoreMessage | Open | Snapshot) -> Iterator[int]:
-    """Every index and clock that a message names."""
+    """Every index and clock in a message."""
     match message:
         case PreVote(_, last) | VoteRequest(_, last):
             yield last.index

@@ -1,8 +1,9 @@
-"""Rule 19: a second leader of an epoch is refused, and nobody halts for a heartbeat.
+"""Rule 19: a second leader of an epoch is refused, and no node halts because of a heartbeat.
 
-One epoch has one leader (rule 1). Two nodes that claim the same one mean that a disk forgot a promise, or that somebody
-lies. A heartbeat is only a word, and a halt for it would let one liar end all nodes; so this node stays with whom it
-knows, and the other gets neither an echo nor an ack. Check quorum (rule 11) ends the one that a majority refuses.
+One epoch has one leader (rule 1). If two nodes claim the same one, a disk forgot a promise, or one of them lies. A
+heartbeat proves nothing, and if nodes halted because of it, one lying node could stop all others. So this node stays
+with the leader it knows, and the other gets neither an echo nor an ack. Check quorum (rule 11) ends the leadership that
+a majority refuses.
 """
 
 from typing import TYPE_CHECKING
@@ -16,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def refuses(state: "State", own: Promise | None, following: "Following | None", claimed: Promise) -> bool:
-    """Whether another than `claimed` leads its epoch, as far as this node knows. `own`: it leads under this promise.
+    """Whether this node knows another leader of the epoch than `claimed`. `own`: this node leads under that promise.
 
-    It leads or follows another in that epoch, or has records of it, and its stored promise is another's. Whoever is not
-    heard any more, and left no record here, is followed no longer: nothing that counts was acknowledged to it.
+    It does if it leads or follows another in that epoch, or has records of it and its stored promise is another's. A
+    leader that is no longer heard and left no record here is no longer followed: nothing was acknowledged to it.
     """
     has_records = state.log.last_epoch == claimed.epoch
     known = own or (state.stored_promise if has_records else NO_PROMISE)
