@@ -193,7 +193,11 @@ class FollowerStream:
         )
 
     def send(self, message: Open | Ack | CrcMismatch) -> None:
-        """Send a message. An ack replaces a queued older one: it covers all that the older one did."""
+        """Send a message. An ack replaces a queued older one: it covers all that the older one did.
+
+        Nothing else is queued before an ack: it follows an answer, so the opening was sent; and a follower that reports
+        a mismatch has matched nothing on this stream, so it acknowledges nothing (rule 8).
+        """
         if self._outbox is not None:
             if isinstance(message, Ack):
                 self._outbox.drop_waiting()

@@ -173,6 +173,25 @@ def test_equal_indices_with_unequal_crcs_halt_both_and_name_the_values() -> None
         assert "rot" not in (world[node].halted or "").removesuffix("the leader found no rot in its own")
 
 
+def test_a_follower_that_reported_a_contradiction_acknowledges_nothing_on_that_stream() -> None:
+    """It has matched nothing there. And an ack replaces what is queued before it, which may be the report."""
+    world = contradicting()
+    node = world["n2"]
+    world.heal()
+    world.run_until(lambda: node.has_stream and node.upstream.step is Step.MISMATCHED)
+    assert node.core is not None
+    stream = node.upstream.stream_id
+
+    taken = [
+        action
+        for event in (events.Flushed(), events.FramesArrived(stream, b"", 0, 0, 0), events.Tick())
+        for action in node.core.handle(event, world.now, world.clock())
+    ]
+
+    assert node.upstream.step is Step.MISMATCHED
+    assert not [action for action in taken if isinstance(action, actions.SendAck)]
+
+
 def test_nobody_halts_for_a_frame_before_the_first() -> None:
     world = serving("n1", "n2", "n3")
     world.run_until(lambda: len(world["n1"].leading.downstreams.streams) == 2)
