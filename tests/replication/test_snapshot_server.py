@@ -1,7 +1,8 @@
 """A snapshot that a peer fetches is pinned, for as long as the peer takes it and no longer."""
 
+import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import cast
 
 import pytest
@@ -9,8 +10,8 @@ from aiohttp import ClientSession, WSMessage, WSMsgType
 
 from quire.log import pack
 from quire.replication.net import snapshots
-from quire.replication.net.hello import SNAPSHOT_PATH, dial
-from quire.replication.net.snapshots import PING_S, SnapshotFetch, SnapshotServer
+from quire.replication.net.hello import SNAPSHOT_PATH, PeerInfo, dial
+from quire.replication.net.snapshots import FETCHES_LIMIT, PING_S, SnapshotFetch, SnapshotServer
 from quire.replication.net.sockets import Socket
 from quire.replication.net.wire import BadMessage
 from tests.replication.loopback import ANYBODY, listening, until, who
@@ -79,6 +80,33 @@ async def test_a_peer_that_asks_and_takes_nothing_pins_no_snapshot_for_ever(monk
     async with fetching() as (server, _, socket):
         await socket.send_bytes(pack([INDEX, 0]))
         await until(lambda: not server.served)
+
+
+@pytest.mark.asyncio
+async def test_of_peers_that_say_hello_at_the_same_time_no_more_than_the_limit_are_served() -> None:
+    source, all_here = Source(), asyncio.Barrier(FETCHES_LIMIT + 1)
+
+    async def admit(_: PeerInfo) -> None:
+        await all_here.wait()
+
+    server = source.server = SnapshotServer(lambda: who("n1"), source, ANYBODY, admit)
+    async with (
+        listening({SNAPSHOT_PATH: server.serve}) as address,
+        ClientSession() as session,
+        AsyncExitStack() as sockets,
+    ):
+
+        async def manifest(number: int) -> bytes:
+            socket, _ = await dial(session, address, lambda: who(f"n{number}"), "n1", "snapshot", None, PING_S)
+            sockets.push_async_callback(socket.close)
+            return await SnapshotFetch(socket, INDEX).manifest()
+
+        ended = await asyncio.gather(*map(manifest, range(2, FETCHES_LIMIT + 3)), return_exceptions=True)
+        served = [outcome for outcome in ended if outcome == b"manifest"]
+        refused = [outcome for outcome in ended if isinstance(outcome, ConnectionResetError)]
+        assert (len(served), len(refused)) == (FETCHES_LIMIT, 1)
+        assert server.served == [INDEX] * FETCHES_LIMIT
+        await server.close()
 
 
 class Trickling:
