@@ -314,6 +314,19 @@ def test_another_snapshot_takes_the_place_of_what_was_fetched() -> None:
     assert data_dir.snapshots.fetching == 600
 
 
+def test_an_opening_names_no_part_of_a_snapshot_that_was_installed_or_given_up() -> None:
+    disk, cluster_id, _ = follower(snapshots=0)
+    leader = Leader(cluster_id)
+    data_dir, _ = opened(disk)
+    SnapshotPart.begin(data_dir.snapshots, leader.manifest.encode())
+    SnapshotPart.forget(data_dir.snapshots)
+    assert data_dir.snapshots.fetching == 0
+
+    install(data_dir, leader)
+
+    assert (data_dir.snapshots.fetching, data_dir.snapshots.indices) == (0, [S])
+
+
 def test_a_log_that_begins_above_every_whole_snapshot_is_refused_and_not_touched() -> None:
     disk, cluster_id, _ = follower(snapshots=0)
     leader = Leader(cluster_id)
