@@ -16,14 +16,27 @@ import pytest
 from aiohttp import ClientWebSocketResponse, WSServerHandshakeError
 from structlog.testing import capture_logs
 
-from quire.cluster.compaction.installing import Installing, check_usable
+from quire.cluster.compaction.installing import Installing, StoreSource, check_usable
 from quire.cluster.node.applying import Applying
 from quire.log import FEATURES, Tail
+from quire.log.simulated import Disk
 from quire.replication.net.hello import dial
 from quire.replication.net.snapshots import FETCHES_LIMIT, SnapshotFetch, SnapshotRefused
-from quire.sm import Applier, SnapshotDamaged, StateMachine, snapshot_name, write_snapshot
+from quire.sm import (
+    Applier,
+    ArithmeticMachine,
+    Owner,
+    Sessions,
+    SnapshotDamaged,
+    SnapshotStore,
+    StateMachine,
+    content_of,
+    snapshot_name,
+    write_snapshot,
+)
 from quire.sm.boundary import Boundary
 from quire.sm.snapshots.manifest import Manifest
+from quire.sm.snapshots.store import chunk_name
 from tests.cluster.running import RunningCluster, running_cluster, started
 from tests.replication.loopback import unformatted
 
@@ -360,7 +373,78 @@ async def test_as_many_snapshots_as_the_limit_are_sent_at_once_and_one_more_has_
                     await cluster.ask("n1", "GET", "/healthz")
 
 
+@pytest.mark.asyncio
+async def test_another_snapshot_than_the_one_that_was_offered_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_cluster(tmp_path, 3, **SETTINGS) as cluster:
+        config = cluster.nodes["n3"].config
+        await cluster.stop("n3")
+        await gone_on(cluster)
+        source = cluster.nodes["n1"].node.components.compaction.server.source
+        older, newer = cluster.nodes["n1"].node.components.compaction.store.indices
+        with monkeypatch.context() as wrong:
+            manifest = source.manifest
+            wrong.setattr(source, "manifest", lambda index: manifest(older + newer - index))
+            cluster.nodes["n3"] = await started(config)
+            installing = cluster.nodes["n3"].node.components.compaction.installing
+            await until(cluster, lambda: installing.failure != "")
+            assert "gave the one at" in installing.failure
+        await until(cluster, caught_up(cluster, "n3"))
+
+
+INDEX = 9
 VOTER = ["n1", bytes(16), "n1:1", "voter"]
+
+
+def taken(disk: Disk) -> SnapshotStore:
+    """A store with one snapshot of several chunks."""
+    store = SnapshotStore.open(disk.directory(), Owner(bytes(16), ("arithmetic", 1)))
+    boundary = Boundary(Tail(INDEX, 1, 1, 1), 0, [VOTER])
+    content = content_of(ArithmeticMachine(), Sessions())
+    write_snapshot(store.begin(INDEX), store.owner, boundary, content, chunk_bytes=2)
+    store.complete(INDEX)
+    return store
+
+
+def test_a_snapshot_that_is_served_from_a_damaged_file_is_set_aside() -> None:
+    disk = Disk()
+    store = taken(disk)
+    source = StoreSource(store)
+    assert source.manifest(INDEX) == store.manifests[0].encode()
+    assert len(source.chunk(INDEX, 1)) == 2
+    disk.flip_bit(f"snapshots/{snapshot_name(INDEX)}/{chunk_name(1)}", 0)
+
+    with pytest.raises(SnapshotRefused, match="fails its crc32c"):
+        source.chunk(INDEX, 1)
+
+    assert (store.indices, len(store.damaged)) == ([], 1)
+    with pytest.raises(SnapshotRefused, match="there is no snapshot"):
+        source.manifest(INDEX)
+
+
+def test_a_snapshot_that_is_removed_while_a_chunk_is_read_is_not_called_damaged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = taken(Disk())
+    read = store.chunk
+
+    def removed_first(manifest: Manifest, number: int) -> bytes:
+        store.remove(INDEX)
+        return read(manifest, number)
+
+    monkeypatch.setattr(store, "chunk", removed_first)
+
+    with pytest.raises(SnapshotRefused, match="was removed"):
+        StoreSource(store).chunk(INDEX, 0)
+
+    assert store.damaged == []
+
+
+@pytest.mark.parametrize(("index", "number"), [(8, 0), (9, -1), (9, 1000), (10, 0)])
+def test_a_chunk_that_there_is_not_is_refused(index: int, number: int) -> None:
+    with pytest.raises(SnapshotRefused, match=f"no chunk {number} of a snapshot at {index}"):
+        StoreSource(taken(Disk())).chunk(index, number)
 
 
 @pytest.mark.parametrize(
