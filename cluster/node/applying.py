@@ -190,8 +190,7 @@ class Applying:
         if self._thread is not None:  # It may stay busy with the old machine forever.
             self._thread.end()
             self._thread = None
-        self._wake()
-        self._go_on()
+        self._go_on()  # It wakes who waits for what the snapshot holds, too.
 
     def stop(self) -> None:
         """Stop applying: the log is about to be closed."""

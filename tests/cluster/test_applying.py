@@ -356,6 +356,24 @@ async def test_an_installed_machine_goes_on_from_its_own_boundary_whatever_was_r
 
 
 @pytest.mark.asyncio
+async def test_who_waits_for_an_index_waits_no_longer_once_an_installed_machine_has_it() -> None:
+    log, node, new = a_log([1], [2], [3]), Told(), Sum()
+    applying = Applying(log, Applier(Sum()), node)
+    held, beyond = asyncio.create_task(applying.reached(2)), asyncio.create_task(applying.reached(3))
+    await asyncio.sleep(0)
+
+    applying.continue_from(installed_at(2, log, new))
+
+    async with asyncio.timeout(DEADLINE_S):
+        await held
+    assert not beyond.done()
+    new.go.release()
+    applying.apply_to(3)
+    async with asyncio.timeout(DEADLINE_S):
+        await beyond
+
+
+@pytest.mark.asyncio
 async def test_an_installed_machine_has_failed_at_nothing_and_is_behind_nothing_that_its_snapshot_holds() -> None:
     log, node, failed, new = a_log(["fail"], [2], [3]), Told(), Sum(), Sum()
     applying = Applying(log, Applier(failed), node)
