@@ -24,8 +24,8 @@ from quire.replication.core.changing import (
 )
 from quire.replication.core.downstreams import Downstream
 from quire.replication.core.messages import Ack, Snapshot
-from tests.replication.disks import remove_expired
-from tests.replication.world import SimNode, World, disk_id
+from tests.replication.disks import Snapshots, remove_expired
+from tests.replication.world import SimNode, World, disk_id, voters
 
 VOTER = ["n1", bytes(16), "n1:1", "voter"]
 NO_MEMBERS: list[object] = [
@@ -106,6 +106,16 @@ def promoted(world: World, leader: SimNode, node_id: str) -> list[object]:
         outcomes.append(leader.changes[ask_id])
     caught_up(world, leader)
     return outcomes
+
+
+def changed_alone() -> tuple[Disk, int]:
+    """A lone node's disk whose last record, not yet durable, changes the members; and that record's index."""
+    world = World("n1")
+    world.start()
+    disk, index = world["n1"].running, world["n1"].log.tail.index
+    disk.append_system(1, 0, {"type": "members", "members": voters("n1", "n2").to_record()})
+    assert disk.members == voters("n1", "n2")
+    return disk, index
 
 
 def voters_of(node: SimNode) -> list[str]:
@@ -235,6 +245,26 @@ def test_a_record_that_replaces_a_truncated_one_is_the_one_that_counts() -> None
     world.heal()
     caught_up(world, leader)
     assert voters_of(world["n1"]) == ["n1", "n2", "n3", "n5"]
+
+
+def test_a_disk_reads_the_record_that_it_appends_where_one_was_truncated() -> None:
+    disk, index = changed_alone()
+
+    disk.truncate(index)
+    disk.append_system(2, 0, {"type": "members", "members": voters("n1", "n3").to_record()})
+
+    assert (disk.members_index, disk.members) == (index, voters("n1", "n3"))
+
+
+def test_a_disk_reads_the_members_of_an_installed_snapshot_though_it_had_others_at_their_index() -> None:
+    disk, index = changed_alone()
+    snapshots = Snapshots(members={index: voters("n1", "n3").to_record()})
+    disk = Disk(disk.log, disk.promises, snapshots=snapshots)
+    assert disk.members == voters("n1", "n2")
+
+    disk.install(Snapshot(index + 10, 2, 0, 7, index, ((0, 0),)))
+
+    assert (disk.members_index, disk.members) == (index, voters("n1", "n3"))
 
 
 def test_members_are_found_again_at_a_restart() -> None:
