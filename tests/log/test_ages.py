@@ -191,6 +191,25 @@ def test_after_a_truncation_what_is_written_in_place_of_old_frames_is_not_old() 
     assert machine.look() == 0
 
 
+def test_after_a_truncation_old_stamps_make_nothing_old_that_came_in_place_of_what_was_there_at_the_start() -> None:
+    machine = Machine()
+    machine.append(60)
+    machine.restart()
+    cut = machine.log.segment_bases[1]
+    machine.log.truncate(cut)
+    machine.look()
+    machine.wait(HOUR - SECOND)
+    machine.clock -= HOUR - SECOND
+    machine.append(60)  # As when a follower catches up: they were stamped an hour ago.
+    machine.clock += HOUR - SECOND
+
+    machine.wait(2 * SECOND)
+
+    assert machine.look() <= cut
+    machine.wait(HOUR)
+    assert machine.look() == machine.log.segment_bases[-1]
+
+
 @pytest.mark.parametrize("restarted", [True, False])
 @pytest.mark.parametrize("options", [SMALL, LogOptions(flush_policy=FLUSH_NEVER)])
 def test_a_quiet_write_segment_is_rotated_so_that_its_records_expire(restarted: bool, options: LogOptions) -> None:
