@@ -231,6 +231,29 @@ def test_a_quiet_write_segment_is_rotated_so_that_its_records_expire(restarted: 
     assert machine.log.bounds == (3, 4)
 
 
+def test_a_write_segment_whose_frames_came_in_place_of_others_is_rotated_when_it_was_held_for_the_age() -> None:
+    machine = Machine()
+    machine.append(60)
+    machine.wait(2 * HOUR)
+    machine.append()
+    machine.restart()
+    machine.wait(2 * HOUR)
+    machine.look()
+    cut = machine.log.segment_bases[-1]
+
+    machine.log.truncate(cut)
+    machine.clock -= 4 * HOUR
+    machine.log.append(["y" * 100])
+    machine.log.flush()
+    machine.clock += 4 * HOUR
+
+    assert not machine.ages.rotate(HOUR, None)
+    machine.wait(HOUR)
+    assert not machine.ages.rotate(HOUR, None)
+    machine.wait(1)
+    assert machine.ages.rotate(HOUR, None)
+
+
 def test_a_write_segment_of_which_nothing_may_expire_is_not_rotated() -> None:
     machine = Machine()
     machine.append(60)
