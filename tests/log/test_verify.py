@@ -15,7 +15,7 @@ from quire.log import (
     verify,
 )
 from quire.log.simulated import Disk, Keep
-from tests.log.histories import CLUSTER_ID, History, open_log
+from tests.log.histories import CLUSTER_ID, History, all_frames, open_log
 
 
 def written(clean: bool = False) -> History:
@@ -113,6 +113,20 @@ def test_invalid_bytes_above_the_mark_are_torn_and_not_rotten() -> None:
     history.check_reopened()
     history.close()
     assert verify(history.disk.directory()).faults == []
+
+
+def test_bytes_above_the_mark_of_a_clean_stop_are_not_looked_at_as_at_an_open() -> None:
+    history = written(clean=True)
+    disk, name = history.disk, names(history)[-1]
+    mark = stored_mark(disk.directory())
+    assert mark is not None
+    assert mark.clean
+    disk.replace(name, disk.content(name)[: mark.position] + b"\x01" * 100)
+
+    assert verify(disk.directory()).faults == []
+
+    log = open_log(disk)
+    assert (log.torn, all_frames(log)) == (None, history.frames)
 
 
 @pytest.mark.parametrize("spoil", ["other", "zeros", "longer"])
