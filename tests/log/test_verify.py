@@ -152,6 +152,19 @@ def test_a_missing_mark_or_one_that_names_a_missing_segment_is_rot() -> None:
     assert any(fault.file == "mark" for fault in verify(history.disk.directory()).faults)
 
 
+def test_invalid_bytes_at_the_end_of_a_segment_before_that_of_the_mark_are_rot_though_it_is_the_last_one_left() -> None:
+    history = written()
+    *_, name, marked = names(history)
+    history.disk.delete(marked)
+    content = history.disk.content(name)
+    history.disk.replace(name, content + b"\x01" * 100)
+
+    verdict = verify(history.disk.directory())
+
+    found = [(fault.kind, fault.file, fault.position) for fault in verdict.faults if fault.file.endswith(".store")]
+    assert found == [("rot", name[4:], len(content))]
+
+
 def test_a_missing_and_a_foreign_segment_are_rot() -> None:
     history = written()
     history.disk.delete(names(history)[1])
