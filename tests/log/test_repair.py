@@ -20,6 +20,7 @@ from quire.log import (
     encode_records,
     plan_repair,
     repair,
+    stored_mark,
     verify,
 )
 from quire.log.change.rewrite import set_aside
@@ -104,6 +105,37 @@ def test_segments_after_the_rot_are_kept_as_if_the_rest_had_expired(place: int) 
     assert all_frames(log) == [frame for frame in history.frames if frame.header.index >= plan.kept_from]
     assert plan.lost == (0, plan.kept_from)
     assert len(done.files) > len(plan.segments)
+
+
+def test_segments_after_the_rot_are_kept_though_the_one_that_the_mark_names_is_missing() -> None:
+    history = rotten(0)
+    disk = history.disk
+    *_, missing = stores = [name for name in disk.names("log") if name.endswith(".store")]
+    disk.delete(f"log/{missing}")
+
+    directory = disk.directory()
+
+    repair(directory, plan_repair(verify(directory), "after"))
+
+    assert open_log(disk).bounds == (int(stores[1][:20]), int(missing[:20]))
+
+
+def test_a_segment_after_the_rot_is_kept_though_the_mark_names_the_rotten_one() -> None:
+    history = History(Disk())
+    history.open()
+    history.append(40)
+    *_, marked, last = history.log.segment_bases
+    assert history.log.begin_flush() is not None  # It writes the last frames out; the mark moves when it has ended.
+    history.disk.lose_power(Keep.EVERYTHING)
+    history.disk.flip_bit(f"log/{marked:020d}.store", 100)
+    directory = history.disk.directory()
+    mark = stored_mark(directory)
+    assert mark is not None
+    assert mark.segment_base == marked
+
+    repair(directory, plan_repair(verify(directory), "after"))
+
+    assert open_log(history.disk).bounds == (last, history.frames[-1].header.next_index)
 
 
 def test_repair_with_nothing_on_the_kept_side_is_an_error_and_changes_nothing() -> None:
