@@ -186,6 +186,31 @@ def test_a_snapshot_that_can_open_no_file_is_placed_later() -> None:
     assert (owner.halts, owner.applied_index, node.log.tail) == ([], 1_000, tail)
 
 
+def test_until_the_log_begins_at_the_snapshot_it_keeps_what_the_machine_has_not_applied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Meanwhile the machine applies on: what it misses in the log would end the node."""
+    world = divergent()
+    node = world["n1"]
+    driver, _, device, owner = driven(node)
+    assert node.core is not None
+    node.core.writer.begin_exclusive(world.now)
+    first, second, *later = node.log.segment_bases
+    owner.applied_index = second
+    tail = Tail(1_000, 1, world.clock(), 7)
+
+    def no_descriptor(_: Snapshot) -> None:
+        raise ResourcesExhausted("log", "no descriptor")
+
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(node.running, "install", no_descriptor)
+        driver.carry_out_step(events.Tick(), [actions.Install(1, Snapshot(*tail, 0, ((0, 0),)))])
+        assert (first, node.log.segment_bases) == (0, [second, *later])
+    device.waiting.pop()()
+
+    assert (owner.halts, owner.applied_index, node.log.tail) == ([], 1_000, tail)
+
+
 def test_a_leader_that_cannot_look_up_where_the_logs_part_is_asked_again() -> None:
     world = deep()
     leader = world["n1"]
