@@ -27,6 +27,32 @@ def test_a_follower_that_lacks_what_expired_installs_a_snapshot_and_catches_up()
     assert list(node.running.epochs) == list(leader.running.epochs)
 
 
+def test_after_an_install_a_node_knows_of_its_backlog_only_when_its_leader_says_what_was_committed() -> None:
+    """The snapshot may be old. What it knew before the install says nothing of what was committed since."""
+    world = World("n1", "n2", "n3")
+    world.start()
+    leader, node = world.elect("n1"), world["n3"]
+    leader.write("before")
+    world.run_until(lambda: node.state.backlog.is_known)
+    world.isolate("n3")
+    for number in range(DEEP):
+        leader.write(f"{number}" * 4_000)
+        world.run_for(0.05)
+    expire(leader)
+    world.heal()
+    world.run_until(lambda: bool(node.fetches))
+    snapshot_index = node.fetches[-1].index
+    leader.write("since")
+    world.run_until(lambda: leader.state.commit_index > snapshot_index)
+    fetched(node, node.fetches[-1])
+
+    world.run_until(lambda: node.state.commit_index == snapshot_index)
+
+    assert not node.state.backlog.is_known
+    world.run_until(lambda: node.state.backlog.is_known)
+    assert node.state.backlog.end_index == leader.state.commit_index
+
+
 def test_the_snapshot_of_which_there_is_a_part_is_offered_again_if_it_is_still_there() -> None:
     world = behind()
     first, last = world["n1"].snapshots.indices
