@@ -174,6 +174,20 @@ def test_a_missing_mark_is_written_again_and_everything_whole_is_kept() -> None:
     assert all_frames(open_log(history.disk)) == history.frames
 
 
+def test_a_mark_that_was_made_anew_survives_a_power_loss() -> None:
+    history = History(Disk())
+    history.open()
+    history.append(40)
+    history.close()
+    history.disk.delete("mark")
+    directory = history.disk.directory()
+
+    repair(directory, plan_repair(verify(directory), "before"))
+
+    history.disk.lose_power(Keep.NOTHING)
+    assert all_frames(open_log(history.disk)) == history.frames
+
+
 def test_a_second_repair_has_a_quarantine_of_its_own() -> None:
     history = rotten(1)
     directory = history.disk.directory()
