@@ -15,8 +15,10 @@ from quire.log import (
     Tail,
     encode_frame,
     encode_records,
+    remove_log,
     verify,
 )
+from quire.log.change.rewrite import set_aside
 from quire.log.simulated import Disk, Keep, PowerLoss
 from tests.log.explorer import Steps, explore
 from tests.log.histories import SMALL, History, all_frames, open_log
@@ -185,6 +187,18 @@ def test_an_open_after_a_reset_or_removal_that_was_stopped_neither_reads_nor_rew
         if log is not None:
             return
     raise AssertionError("the change never ended")
+
+
+def test_a_removed_log_leaves_no_frame_that_waits_to_be_put_into_the_next_one() -> None:
+    disk = Disk()
+    log = log_of(disk)
+    first, _ = log.read_frames(0, 1)
+    log.close()
+    set_aside(disk.directory().child("log"), first, 0)  # A truncation inside a frame was stopped here.
+
+    remove_log(disk.directory())
+
+    assert open_log(disk).bounds == (0, 0)
 
 
 def test_verify_takes_what_is_left_of_a_log_that_was_being_emptied_for_leftovers() -> None:
