@@ -209,6 +209,27 @@ def test_a_fetch_that_fails_again_and_again_is_begun_once_in_four_election_timeo
     assert fail_all(40) in (9, 10, 11)
 
 
+def test_a_fetch_that_fails_after_one_that_succeeded_is_begun_again_soon() -> None:
+    world = behind()
+    node, fetch = fetching(world)
+    node.step(events.FetchFailed(fetch.stream_id, "says the test"))
+    world.run_until(lambda: len(node.fetches) > 1)
+    fetched(node, node.fetches[-1])
+    leader = world["n1"]
+    world.run_until(lambda: node.log.tail == leader.log.tail)
+    world.isolate("n3")
+    for number in range(DEEP):
+        leader.write(f"{number}" * 4_000)
+        world.run_for(0.05)
+    expire(leader)
+    world.heal()
+    world.run_until(lambda: len(node.fetches) > 2)
+
+    node.step(events.FetchFailed(node.fetches[-1].stream_id, "says the test"))
+
+    world.run_until(lambda: len(node.fetches) > 3, within_s=2 * CoreOptions().election_timeout_us / 1_000_000)
+
+
 def test_an_install_without_room_is_tried_again_when_there_is_some_and_the_node_votes_meanwhile() -> None:
     world = behind()
     node, fetch = fetching(world)
