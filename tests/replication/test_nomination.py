@@ -328,6 +328,36 @@ def test_an_attempt_that_too_many_refused_ends_at_once_and_is_tried_again_in_a_h
     assert node.state.promise.epoch > first.epoch
 
 
+def refuse(node: SimNode, *voters: str) -> None:
+    """The next attempt of a node is refused by these, which leaves it without a majority."""
+    world = node.world
+    world.run_until(lambda: phase(node) is Phase.REQUESTING)
+    asked = node.state.promise
+    for voter in voters:
+        node.step(events.Received(voter, disk_id(voter), VoteAnswer(asked, False, asked.epoch, world.clock())))
+    assert phase(node) is Phase.IDLE
+
+
+@pytest.mark.parametrize("first", range(1, 8))
+def test_a_candidate_that_heard_a_leader_backs_off_as_after_a_first_attempt(first: int) -> None:
+    world = World("n1", "n2", "n3")
+    for _ in range(first):
+        next(world.incarnations)
+    world.start()
+    node = world["n1"]
+    suggest(node, nominated=True)
+    refuse(node, "n2", "n3")
+    refuse(node, "n2", "n3")
+    suggest(node, nominated=False)
+    world.elect("n2")
+    suggest(node, nominated=True)
+    world["n2"].crash()
+
+    refuse(node, "n3")
+
+    world.run_until(lambda: phase(node) is not Phase.IDLE, within_s=1.1 * TIMEOUT_S)
+
+
 def granted(node: SimNode, sender: str, held_epoch: int) -> events.Event:
     """A pre-vote that a voter grants to the attempt under way."""
     assert node.core is not None
