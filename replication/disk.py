@@ -38,7 +38,7 @@ from .core.state import NotReadableNow
 from .lag import lacking_bytes
 from .promises import PromiseFile
 
-EPOCH_RECORD_BYTES = 4096  # More than an `epoch_start` and a record of members take: without it nobody can lead.
+EPOCH_RECORD_BYTES = 4096  # More than an `epoch_start` and a members record need: without it nobody can lead.
 
 
 class Placed(NamedTuple, Generic[OwnerT_co]):
@@ -51,7 +51,7 @@ class Placed(NamedTuple, Generic[OwnerT_co]):
 
 
 class Rejected(NamedTuple, Generic[OwnerT_co]):
-    """A write of which nothing was appended."""
+    """A write that was not appended at all."""
 
     write: Write[OwnerT_co]
     reason: Reason
@@ -67,7 +67,7 @@ class Appended(NamedTuple, Generic[OwnerT_co]):
 
 
 class SnapshotView(Protocol):
-    """What the core reads of a node's snapshots. All of it is in memory."""
+    """What the core reads about a node's snapshots. All of it is in memory."""
 
     @property
     def indices(self) -> Sequence[int]:
@@ -93,7 +93,7 @@ def _reading() -> Generator[None]:
 
 
 def _members_of(payload: bytes | memoryview, index: int) -> Members:
-    """The members that the record at `index` names."""
+    """The members in the record at `index`."""
     try:
         return Members.from_record(decode_system(payload)["members"])
     except (KeyError, TypeError, ValueError) as error:
@@ -116,7 +116,7 @@ class Disk:
         self.promises = promises
         self._snapshots = snapshots
         self.commit_index = max(log.mark_commit_index, *self.snapshot_indices, 0)
-        """Every record below it is known to be committed at the start: a snapshot holds nothing else."""
+        """Every record below it is known at the start to be committed: snapshots hold only committed records."""
         self._older_epochs = list(older_epochs)
         self._members: tuple[int, Members] | None = None  # The last members record: its index, and what it says.
 
@@ -149,10 +149,10 @@ class Disk:
 
     @property
     def members(self) -> Members:
-        """The members that this record names. The same object while it is the last record.
+        """The members in this record. The same object is returned while it is the last such record.
 
         Raises:
-            LogError: it cannot be read, or names no members.
+            LogError: it cannot be read, or has no members.
         """
         index = self.log.members_index
         if index is None:
@@ -162,9 +162,9 @@ class Disk:
         return self._members[1]
 
     def _members_at(self, index: int) -> Members:
-        """From the log; if that record has expired, from a snapshot.
+        """Read them from the log, or from a snapshot if that record has expired.
 
-        Nothing expires above the older of two snapshots, and an install leaves the snapshot at which the log begins. So
+        Nothing expires above the older of two snapshots, and an install keeps the snapshot at which the log begins. So
         this record is the last one in the newest snapshot below the log's end.
         """
         try:
@@ -218,7 +218,7 @@ class Disk:
         return decode_header(raw).crc32c
 
     def verifies_before(self, index: int) -> bool:
-        """Whether the frame that ends at this boundary verifies in the file; true where the log begins: it is gone."""
+        """Whether the frame that ends at this boundary verifies in the file; true at the log's start: it is gone."""
         if index == self.lowest_index:
             return True
         try:
@@ -242,7 +242,7 @@ class Disk:
         for draft in coalesce(writes, self.log.tail.index, misplaced):
             try:
                 header = None if full else self._append(epoch, time, draft)
-            except NoRoom as error:  # Nothing after it: no later write of a client may overtake.
+            except NoRoom as error:  # Append nothing after it: no later write of a client may overtake an earlier one.
                 exhausted = isinstance(error, ResourcesExhausted)
                 header, full = None, Reason.RESOURCES_EXHAUSTED if exhausted else Reason.DISK_FULL
             if header is None:
@@ -264,7 +264,7 @@ class Disk:
         )
 
     def append_system(self, epoch: int, time: int, value: dict[str, Any]) -> int:
-        """Append one system record of the core's own, which may take the room that clients' writes leave free.
+        """Append one of the core's system records, which may use the room that is reserved from clients' writes.
 
         Return its index.
 
@@ -280,7 +280,7 @@ class Disk:
         return RoomProbed(has_room, has_room or self.log.reserve_left >= EPOCH_RECORD_BYTES)
 
     def append_frames(self, raw: bytes) -> None:
-        """Append a leader's frames, as `Log.append_frames`; none if a record in them names no members."""
+        """Append a leader's frames, as `Log.append_frames`; none of them if a members record in them is invalid."""
         start = self.log.tail.index
         self.log.append_frames(raw, _members_of)
         index = self.log.members_index
@@ -309,20 +309,20 @@ class Disk:
         self._members = members  # Another record may get the index of one that was truncated.
 
     def _members_below(self, index: int) -> tuple[int, Members] | None:
-        """The members that count after a truncation to `index`; None if no file has to be opened to read them then.
+        """The members after a truncation to `index`; None if they can then be read without opening a file.
 
-        A change opens what it needs before it begins. The file of the segment that is left stays open.
+        A change opens the files that it needs before it begins. The file of the remaining segment stays open.
         """
         if self._members is not None and self._members[0] == self.log.members_index and self._members[0] < index:
             return self._members
         below = self.log.members_index_before(index)
         try:
             return None if below is None else (below, self._members_at(below))
-        except PayloadInvalid:  # If the segment that is left names others, nobody needs these.
+        except PayloadInvalid:  # If the remaining segment has other members, these are not needed.
             return None
 
     def install(self, snapshot: Snapshot) -> None:
-        """Make the log begin at a snapshot that counts. Blocks; durable on return.
+        """Make the log begin at a valid snapshot. Blocks; durable on return.
 
         Raises:
             ResourcesExhausted, DiskFull: nothing was changed.
@@ -347,7 +347,7 @@ class Disk:
         self.promises.write(promise)
 
     def marked(self, sync: Sync) -> Callable[[], None]:
-        """What runs a sync of the mark that has just begun, and then tells a witness what it made durable. Blocks."""
+        """A function that runs a sync of the mark that has just begun, and then updates a witness. It blocks."""
         mark, witnesses = self.log.mark.latest, self.promises.witnesses
 
         def run() -> None:

@@ -1,7 +1,7 @@
-"""Carries out what the core asks for: on the log and the promise file, on the sockets, and for the node.
+"""Carries out the core's actions: on the log and the promise file, on the sockets, and for the node.
 
 It has no asyncio, thread or clock of its own: `Device` has them, so the same driver runs in a process (`replica`) and
-in the deterministic world of `tests/sim`. It decides nothing that one of the rules decides (`docs/protocol.md`).
+in the deterministic world of `tests/sim`. It makes none of the decisions in the rules (`docs/protocol.md`).
 """
 
 from bisect import bisect_left
@@ -34,7 +34,7 @@ from .owner import Owner
 BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 RETRY_US = 50_000
-"""The pause before another attempt of what found no descriptor or memory."""
+"""The wait before another attempt of an operation that lacked a descriptor or memory."""
 
 
 class Sockets(Protocol):
@@ -62,11 +62,11 @@ class Sockets(Protocol):
 
 
 Done = Callable[[BaseException | None, int], None]
-"""Gets what a block raised, or None, and how many microseconds it ran in its thread."""
+"""Gets the exception of a block, or None, and how many microseconds it ran in its thread."""
 
 
 class Device(Protocol):
-    """Clocks, and threads for what blocks on the disk. All callbacks run on the driver's thread."""
+    """Clocks, and threads for operations that block on the disk. All callbacks run on the driver's thread."""
 
     def now(self) -> int:
         """Monotonic microseconds."""
@@ -90,12 +90,12 @@ class Device(Protocol):
 
 
 def _of_device(error: BaseException) -> OSError:
-    """The error as one of the device: whatever a block raised, nothing is known to be durable."""
+    """The exception as an error of the device: after any exception, nothing is known to be durable."""
     return error if isinstance(error, OSError) else OSError(str(error))
 
 
 class Durations:
-    """A histogram of seconds, in plain numbers: a flush or a frame pays next to nothing for it."""
+    """A histogram of seconds, in plain numbers, so that it costs a flush or a frame almost nothing."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(BOUNDS_S) + 1)
@@ -139,10 +139,10 @@ class Driver(Generic[OwnerT]):
     # Events
 
     def step(self, event: events.Event) -> None:
-        """Hand an event to the core and carry out its actions: at once, or after the event that is being handled.
+        """Pass an event to the core and carry out its actions: at once, or after the event that is being handled.
 
-        An event can let an earlier write be refused. What was proposed after it is then to be refused with it, so it
-        waits in the core by then.
+        An event can cause an earlier write to be refused. Writes proposed after that one must be refused with it, so
+        they are passed to the core first.
         """
         if self._proposed and self.core.has_waiting_writes:
             self.pass_on_proposed()
@@ -174,12 +174,12 @@ class Driver(Generic[OwnerT]):
         return proposed
 
     def pass_on_proposed(self) -> None:
-        """Hand the writes of the queue to the core, as one event."""
+        """Pass the queued writes to the core, as one event."""
         if proposed := self.take_proposed():
             self.step(events.Proposed(proposed))
 
     def tick(self) -> None:
-        """Tell the core what was measured since the last tick, and the time."""
+        """Pass the core the measurements since the last tick, and the time."""
         flushes_us, self._flushes_us = tuple(self._flushes_us), []
         self.step(
             events.Measured(self._owner.applied_index, flushes_us, self._owner.machine_failed, self._owner.features)
@@ -187,7 +187,7 @@ class Driver(Generic[OwnerT]):
         self.step(events.Tick())
 
     def _remind_of_commit(self) -> None:
-        """Tick the core soon if followers have not heard yet what is committed."""
+        """Tick the core soon if followers have not yet heard of a commit."""
         delay_us = self.core.announces_commit_after_us
         if delay_us is not None and not self._reminded:
             self._reminded = True
@@ -211,23 +211,23 @@ class Driver(Generic[OwnerT]):
             self.carry_out_step(result, self.core.append_done(result, self._device.now(), self._device.clock()))
 
     def carry_out_step(self, cause: events.Event | actions.AppendResult, step: list[actions.Action]) -> None:
-        """The actions of one step of the core. Subclasses look at the core after each step here."""
+        """The actions of one step of the core. Subclasses check the core after each step here."""
         for action in step:
             self._carry_out(action)
 
     def log_failed(self, error: LogError) -> None:
-        """The log cannot continue, and so cannot this node."""
+        """The log cannot continue, so this node cannot either."""
         self.halt(f"{type(error).__name__}: {error}")
 
     def halt(self, reason: str) -> None:
-        """Stop for good: reject the waiting writes, and report the reason to the owner."""
+        """Stop permanently: reject the waiting writes, and report the reason to the owner."""
         self.handle(events.Stopped(reason))
         self._owner.halted(reason)
 
     def faulted(self, fault: Exception) -> None:
-        """Stop for good after a bug in this program, and report it to the owner.
+        """Stop permanently after a bug in this program, and report it to the owner.
 
-        Unlike `halt` it rejects no waiting writes: how far the step came is unknown, and so is every outcome.
+        Unlike `halt`, it does not reject waiting writes: how far the step got is unknown, so every outcome is, too.
         """
         self._forget_what_waits()
         self.core.abandon(f"a fault of this program: {fault!r}")
@@ -436,7 +436,7 @@ class Driver(Generic[OwnerT]):
         self._offload(running.run, finish, fail)
 
     def expire(self, begin: Callable[[], Expiry | None]) -> None:
-        """Remove the segments that `begin` begins to remove, one a job of the queue, until it returns None."""
+        """Remove the segments that `begin` starts to remove, one per job of the queue, until it returns None."""
         self._begin_expiry = begin
         self.step(events.ExpiryDue())
 
@@ -465,9 +465,9 @@ class Driver(Generic[OwnerT]):
         remove()
 
     def _truncate(self, stream_id: int, index: int) -> None:
-        """Walk over the segment that is left in the writer's thread, if that takes long; then truncate on this one.
+        """Walk the remaining segment, in the writer's thread if that takes long; then truncate on this thread.
 
-        The log stays whole until then, and the disk counts as busy: nothing else changes it, no stream is dialled.
+        Until then the log is unchanged and the disk counts as busy: nothing else changes it, and no stream is dialled.
         """
         try:
             walk = self._disk.log.begin_truncation(index)
@@ -498,10 +498,10 @@ class Driver(Generic[OwnerT]):
         )
 
     def _install(self, stream_id: int, snapshot: Snapshot) -> None:
-        """Rule 16: rename, then reset the log. If a crash comes between the two, the next start resets it.
+        """Rule 16: rename, then reset the log. After a crash between the two, the next start resets it.
 
-        The snapshot holds all that the machine has applied, so segments below go first, one by one in the writer's
-        thread: the reset has few left to remove on this one.
+        The snapshot contains everything that the machine has applied, so segments below it are removed first, one by
+        one in the writer's thread: the reset then has few left to remove on this thread.
         """
 
         def place() -> None:
@@ -524,7 +524,7 @@ class Driver(Generic[OwnerT]):
         def finish() -> None:
             try:
                 self._disk.install(snapshot)
-            except ResourcesExhausted:  # The log is as it was. The disk counts as busy meanwhile.
+            except ResourcesExhausted:  # The log is unchanged. The disk counts as busy meanwhile.
                 self._device.remind(RETRY_US, try_again)
                 return
             except NoRoom as error:
@@ -546,9 +546,9 @@ class Driver(Generic[OwnerT]):
     ) -> None:
         """Run `block` in the writer's thread, then `finish` here. If it raised, call `fail`: the node halts.
 
-        A failed flush is never retried (`log/DESIGN.md`): the kernel may have dropped the pages that it did not write.
-        `again` is for a block that found no descriptor, and changed nothing or continues where it was: it is called
-        after a pause. `measured`: the time that it takes says how fast the disk is.
+        A failed flush is never retried (`log/DESIGN.md`): the kernel may have dropped the unwritten pages. `again` is
+        called after a pause if the block lacked a descriptor, and has changed nothing or can continue where it was.
+        `measured`: its duration is a measure of the disk's speed.
         """
 
         def done(error: BaseException | None, took_us: int) -> None:

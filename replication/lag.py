@@ -7,7 +7,7 @@
       records          what is committed, as far as is known, and durable on the node, less what it has applied
       seconds          0 if none, else the clock less the timestamp of the first record that is not applied
 
-Of a silent node the last known position counts. Without a descriptor to look it up with, the bytes are those of the
+For a silent node, the last known position counts. If there is no descriptor for the lookup, the bytes are those of the
 whole log, and the record is the newest one. A node's own lag is at least the seconds since it heard its leader.
 """
 
@@ -27,7 +27,7 @@ class Lag(NamedTuple):
 
 
 class ApplyLag(NamedTuple):
-    """How far a node's machine is behind what is committed and in the node's log."""
+    """How far a node's machine is behind the committed records in the node's log."""
 
     records: int
     seconds: float
@@ -82,7 +82,7 @@ def lag_of(log: Log, durable_index: int, clock: int) -> Lag:
 def apply_lag_of(log: Log, applied_index: int, to_index: int, clock: int) -> ApplyLag:
     """The apply lag of a node that is to apply up to `to_index`, in a log that has those records.
 
-    A frame that cannot be read keeps the count from nobody: the newest record's timestamp counts instead.
+    If a frame cannot be read, the newest record's timestamp is used instead.
     """
     if applied_index >= to_index:
         return NO_APPLY_LAG

@@ -12,7 +12,7 @@ OwnerT_contra = TypeVar("OwnerT_contra", contravariant=True)
 
 
 class Owner(Protocol[OwnerT_contra]):
-    """A node, as its driver, its network and its replica see it. `OwnerT` is whatever owns a `Write`.
+    """A node as its driver, its network and its replica see it. `OwnerT` is the type of the owner of a `Write`.
 
     Every method but `place_snapshot` is called on the driver's thread, and none may block.
     """
@@ -29,7 +29,7 @@ class Owner(Protocol[OwnerT_contra]):
 
     @property
     def machine_failed(self) -> bool:
-        """Whether the machine applies nothing more."""
+        """Whether the machine has stopped applying."""
         ...
 
     @property
@@ -48,11 +48,11 @@ class Owner(Protocol[OwnerT_contra]):
         ...
 
     def apply_to(self, index: int) -> None:
-        """Every record below `index` is committed, and durable here."""
+        """Every record below `index` is committed and durable here."""
         ...
 
     def read_ready(self, read_id: int, index: int | None) -> None:
-        """A linearizable read may be answered at `index`; None: not by this node."""
+        """A linearizable read may be answered at `index`; with None, this node cannot answer it."""
         ...
 
     # Leadership and members
@@ -62,7 +62,7 @@ class Owner(Protocol[OwnerT_contra]):
         ...
 
     def members_changed(self, members: Members) -> None:
-        """The log names other members from now on."""
+        """The members in the log changed."""
         ...
 
     def change_ended(self, ask_id: int, outcome: Outcome) -> None:
@@ -80,7 +80,7 @@ class Owner(Protocol[OwnerT_contra]):
         ...
 
     def place_snapshot(self, index: int) -> None:
-        """Make the fetched snapshot count, durably. Blocks; called in the writer's thread.
+        """Make the fetched snapshot valid, durably. Blocks; called in the writer's thread.
 
         Raises:
             ResourcesExhausted: the process can open no more files; call it again.
@@ -89,7 +89,7 @@ class Owner(Protocol[OwnerT_contra]):
         ...
 
     def snapshot_installed(self, index: int) -> None:
-        """The log begins at the fetched snapshot: from now on the machine does, too."""
+        """The log now begins at the fetched snapshot: the machine must continue from there, too."""
         ...
 
     # Peers
@@ -113,7 +113,7 @@ class Owner(Protocol[OwnerT_contra]):
     # Failures
 
     def alarmed(self, text: str) -> None:
-        """An operator should know this; the node continues."""
+        """An alarm for the operator; the node continues."""
         ...
 
     def halted(self, reason: str) -> None:

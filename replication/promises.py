@@ -5,7 +5,7 @@ the `witnesses`, which notice if this file is ever replaced by an older one.
 
 After any crash at least one slot is whole, and it holds the last answered promise or a later one. The highest valid
 epoch wins; if they are equal, the first slot. Without a valid slot the node cannot know what it promised, and does not
-start: it would not be enough to answer no vote, since an ack in an older epoch can break a forgotten promise, too.
+start. Not voting would not be enough, since an ack in an older epoch can break a forgotten promise, too.
 """
 
 import struct
@@ -27,7 +27,7 @@ _BODY = struct.Struct(f"<Q{MAX_NODE_ID_BYTES}sQ{DISK_ID_BYTES}s")
 
 
 class PromiseLost(ReplicationError):
-    """The promise file holds no promise that this disk can have made; the text says what it holds instead."""
+    """The promise file holds no promise that this disk can have made; the text says what it holds."""
 
 
 def _winner(slots: SlotFile) -> tuple[Promise, bytes]:
@@ -70,10 +70,10 @@ class PromiseFile:
     def open(cls, directory: Directory, disk_id: bytes | None = None) -> "PromiseFile":
         """Read the winning slot and write it to both again: after a kill -9 it may be only in the page cache.
 
-        `disk_id` is the one that the identity file names.
+        `disk_id` is the one in the identity file.
 
         Raises:
-            PromiseLost: no slot is valid, they are of another disk, or of an epoch that cannot be (rule 18).
+            PromiseLost: no slot is valid, or they are of another disk or an impossible epoch (rule 18).
             UnknownVersion: they have another version's format.
         """
         slots = SlotFile(directory.open(PROMISE_FILE), name=PROMISE_FILE, version=PROMISE_VERSION)
@@ -91,7 +91,7 @@ class PromiseFile:
         """The promise that the file holds. Writes nothing.
 
         Raises:
-            PromiseLost: no slot is valid, or it is of an epoch that cannot be.
+            PromiseLost: no slot is valid, or it is of an impossible epoch.
             UnknownVersion: they have another version's format.
         """
         slots = SlotFile(directory.open(PROMISE_FILE), name=PROMISE_FILE, version=PROMISE_VERSION)

@@ -1,4 +1,4 @@
-"""The driver on asyncio: with threads for the disk, sockets, and the time."""
+"""The driver on asyncio: threads for the disk, sockets, and clocks."""
 
 import asyncio
 import contextvars
@@ -41,7 +41,7 @@ from .owner import Owner
 
 MARK_SYNC_S = 1.0
 REPORT_US = 1_000_000
-"""How often a node reports its digest to all others (rule 17); to its leader with each echo and ack, too."""
+"""How often a node reports its digest to all others (rule 17). Its leader also gets it with each echo and ack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def watched_task(
 class DiskThread:
     """Runs blocks that wait for the device (flushes, promises) in order, off the event loop.
 
-    An executor does the same for about 15 microseconds more a hand-over, which every command pays.
+    An executor would do the same, but costs about 15 us more per hand-over, and so per command.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
@@ -133,7 +133,7 @@ class _Threads:
         self._marker.submit(block, done)
 
     async def end(self) -> None:
-        """Return when no block runs any more and every `done` was called."""
+        """Return when no block is running and every `done` was called."""
         await asyncio.to_thread(self._writer.stop)
         await asyncio.to_thread(self._marker.stop)
         await asyncio.sleep(0)
@@ -162,7 +162,7 @@ class Replica(Generic[OwnerT]):
         self.positions: dict[str, Position] = {}
         """The last positions of members, by node id, that a leader heard."""
         self._guests: dict[str, int] = {}
-        """The durable_index of linked peers that are no members: they get their lag, too, and are named nowhere."""
+        """The durable_index of linked peers that are not members: they get their lag, too, but are not shown."""
         self._disk = disk
         self._owner = owner
         self._options = options
@@ -199,7 +199,7 @@ class Replica(Generic[OwnerT]):
     # Life
 
     def start(self, session: ClientSession, *, nominated: bool) -> None:
-        """Dial the peers, apply what is known to be committed, and start the clock."""
+        """Dial the peers, apply records known to be committed, and start the clock."""
         self._step(events.Nominated(nominated))
         self.network.start(session, self._options.urls)
         self._tasks = [
@@ -210,7 +210,7 @@ class Replica(Generic[OwnerT]):
     async def stop(self) -> None:
         """Stop sending and writing; return when no thread uses the log any more. The owner closes the log.
 
-        Writes that wait to be appended are rejected, and so are new ones.
+        Writes that wait to be appended are rejected, as are new ones.
         """
         self._propose_all()
         self._stopped = True
@@ -224,7 +224,7 @@ class Replica(Generic[OwnerT]):
     # Requests of the node
 
     def propose(self, write: Write[OwnerT]) -> None:
-        """Queue a write. All writes proposed in one turn of the loop are one event, as a rule."""
+        """Queue a write. All writes proposed in one turn of the loop usually become one event."""
         if self._driver.propose(write):
             self._loop.call_soon(self._propose_all, context=self._context)
 
@@ -267,7 +267,8 @@ class Replica(Generic[OwnerT]):
     def expire(self, begin: Callable[[], Expiry | None]) -> None:
         """Remove the segments that `begin` takes out of the log, one after the other, until it returns None.
 
-        It is called when the disk is free. Other work of the disk is done in between. Files go in the writer's thread.
+        `begin` is called when the disk is free, with other disk work in between. Files are removed in the writer's
+        thread.
         """
         if not self._has_ended:
             self._driver.expire(begin)
@@ -293,12 +294,12 @@ class Replica(Generic[OwnerT]):
         return self._stopped or self.core.halted is not None
 
     def status(self) -> Status:
-        """A copy of what the protocol core knows now."""
+        """A copy of the protocol core's current status."""
         return self.core.status()
 
     @property
     def halted(self) -> str | None:
-        """Why it has stopped for good; None while it runs."""
+        """Why it has stopped permanently; None while it runs."""
         return self.core.halted
 
     @property
@@ -308,7 +309,7 @@ class Replica(Generic[OwnerT]):
 
     @property
     def members(self) -> Members:
-        """The members that this node's log names."""
+        """The members in this node's log."""
         return self.core.members
 
     @property
@@ -357,7 +358,7 @@ class Replica(Generic[OwnerT]):
             self._look_at_files()
 
     def _look_at_files(self) -> None:
-        """In the mark's thread, look whether the log's files are in place; if they are not, the node halts."""
+        """In the mark's thread, check that the log's files are in place; if they are not, the node halts."""
         watch = self._disk.log.watch
 
         def judge(error: BaseException | None, _: int) -> None:
@@ -426,9 +427,9 @@ class Replica(Generic[OwnerT]):
 
     @property
     def is_lag_known(self) -> bool:
-        """Whether the present leader has reported it within an election timeout; the leader itself has no lag.
+        """Whether the current leader has reported it within an election timeout; the leader itself has no lag.
 
-        A report that is older, or another leader's, says nothing of a leader that was heard again a moment ago.
+        An older report, or another leader's, says nothing about a leader that was only just heard again.
         """
         if self.core.leads:
             return True
@@ -456,9 +457,9 @@ class Replica(Generic[OwnerT]):
         return apply_lag_of(log, applied_index, min(self.commit_index, log.durable_index), clock)
 
     def most_unapplied(self, applied_index: int, clock: int) -> ApplyLag:
-        """The most that the machine may lack of what is durable here.
+        """How many of the records that are durable here the machine may lack at most.
 
-        Of a follower that is more than its `apply_lag`: what its leader has committed it hears on the stream alone.
+        On a follower this is more than its `apply_lag`: it hears of commits only on the stream.
         """
         durable = self._disk.log.durable_index
         to_index = min(self.commit_index, durable) if self.core.leads else durable

@@ -1,4 +1,4 @@
-"""The witnesses: two files that say what `promise`, `mark` and `log` held, so that older copies of these are noticed.
+"""The witnesses: two files that record what `promise`, `mark` and `log` held, so that older copies are noticed.
 
 Each is a file of two slots (`quire.log.SlotFile`):
 
@@ -9,12 +9,12 @@ Every field is a lower bound of what the other files hold, whenever the node sto
 
 - A promise is in both witnesses before it is answered. So an older promise is always noticed.
 - After each sync of the mark one witness, in turn, gets its generation and its durable end; after an open and a clean
-  stop both get them. Generations only rise, so an older mark is noticed, and an older log beside its mark. What a copy
-  of both must be older than is the last sync of the mark: a second, while records arrive.
+  stop both get them. Generations only rise, so an older mark is noticed, as is an older log with its mark, if the copy
+  is older than the last sync of the mark: one second, while records arrive.
 - The end may be lowered by a truncation or a reset. Both witnesses forget it before either begins.
 
-Of equal generations the lowest end counts: that of a witness that was told to forget it. Two files, because one may be
-damaged together with another file. A witness that is lost or damaged is made anew from the other.
+Of equal generations the lowest end counts: that of a witness that forgot it. There are two files because one may be
+damaged together with another file. A lost or damaged witness is recreated from the other.
 """
 
 import struct
@@ -39,7 +39,7 @@ class WitnessForeign(ReplicationError):
 
 
 class Witnessed(NamedTuple):
-    """Lower bounds of what a data directory holds. The end is that of this mark, (0, 0) if it is not known."""
+    """Lower bounds of what a data directory holds. The end is that of this mark, (0, 0) if unknown."""
 
     promised_epoch: int = 0
     mark_generation: int = 0
@@ -68,7 +68,7 @@ class Witnessed(NamedTuple):
 
 
 class _WitnessFile:
-    """One open witness, and which of its slots is to be written next."""
+    """One open witness, and which of its slots is written next."""
 
     def __init__(self, storage: Storage, name: str, disk_id: bytes) -> None:
         self._storage = storage
@@ -90,7 +90,7 @@ class _WitnessFile:
             self.says = said if self.says is None else self.says.joined(said)
 
     def write(self, witnessed: Witnessed) -> None:
-        """Make it durable in the slot that was written longer ago."""
+        """Make it durable in the slot that was written less recently."""
         self._slots.write(self._next, _BODY.pack(*witnessed, self._disk_id))
         self._slots.sync()
         self._next = 1 - self._next
@@ -108,7 +108,7 @@ class Witnesses:
     """Both witnesses of one data directory. Any thread may call any method; all but `known` block for syncs."""
 
     def __init__(self, directory: Directory, disk_id: bytes) -> None:
-        """Read what there is; nothing is written before `settle`.
+        """Read the existing witnesses; nothing is written before `settle`.
 
         Raises:
             WitnessForeign: one of them is of another disk.
@@ -121,16 +121,16 @@ class Witnesses:
         self._turn = 0
         self._stale_generation = -1
         self.known = Witnessed()
-        """What they say; zeros if there are none, as in a directory of an earlier version."""
+        """Their content; zeros if there are none, as in a directory of an earlier version."""
         for name in WITNESS_FILES:
             if name in directory.list():
                 with closing(_WitnessFile(directory.open(name), name, disk_id)) as file:
                     self.known = self.known if file.says is None else self.known.joined(file.says)
 
     def settle(self, promised_epoch: int, mark: Mark | None) -> None:
-        """Write what was found to be so to both; make the files that are missing or damaged. Call it once, first.
+        """Write the verified values to both; create missing or damaged files. Call it once, before the others.
 
-        On a full disk a file may not be made; the next start tries again.
+        On a full disk a file may not be created; the next start tries again.
         """
         with self._lock:
             self.known = self.known._replace(promised_epoch=promised_epoch).with_mark(mark)
@@ -141,9 +141,9 @@ class Witnesses:
             self._directory.sync()
 
     def accept_generation(self, generation: int) -> None:
-        """Take a lower generation for the mark's: a slot of it is damaged, and the log's end has to speak instead.
+        """Accept a lower generation of the mark: a slot of it is damaged, and the log's end is compared instead.
 
-        Call it before the mark is written, and before `settle`.
+        Call it before the mark is written and before `settle`.
         """
         with self._lock:
             self.known = self.known._replace(mark_generation=generation)

@@ -13,9 +13,9 @@ room for an `epoch_start`, has no reason.
 
 Answers are kept by node id; `core` passes on only those of voters with their own disks.
 
-Only the voters that the candidate's own log names are asked and counted, with the disks that it names. Whether a node
-that is asked knows itself or the candidate as a voter does not matter (section 4.1 of the Raft thesis): the record that
-made it one may not have reached it, and without its vote nobody could be elected.
+Only the voters in the candidate's own log, with the disks named there, are asked and counted. Whether the asked node
+itself knows that it or the candidate is a voter does not matter (section 4.1 of the Raft thesis): the record that made
+it one may not have reached it, and without its vote nobody could be elected.
 
 The voter's half is in `answer_pre_vote` (no effect) and `refusal` (at the head of the writer queue).
 """
@@ -35,20 +35,18 @@ from .status import PreVoteStatus
 
 FALLBACK_TIMEOUTS = 3  # Rule 13: after three election timeouts without a leader any voter that is fit may campaign.
 IN_VAIN_TIMEOUTS = 1  # The others refuse such a node for a while (`Relapses`): there is nothing to wait for.
-UNFIT_FALLBACK_TIMEOUTS = 6  # By then a fit voter has had time for a campaign and another.
+UNFIT_FALLBACK_TIMEOUTS = 6  # By then a fit voter has had time for two campaigns.
 RIVAL_TIMEOUTS = 3  # How long a fitter candidate's pre-vote counts against the others.
-RIVAL_PATIENCE_TIMEOUTS = 6  # A fitter candidate that has asked for so long is not going to be elected.
+RIVAL_PATIENCE_TIMEOUTS = 6  # A fitter candidate that has asked for this long is not going to be elected.
 MAX_BACKOFF_DOUBLINGS = 3
-SHORT_TIMEOUTS = (
-    5  # A promise that was lost, or followed by another, so soon came to little. By then the others have campaigned.
-)
+SHORT_TIMEOUTS = 5  # A promise that was lost or followed by another within this time did not lead to a stable leader.
 RELAPSES = 2
 HOLD_OFF_LIMIT_TIMEOUTS = UNFIT_FALLBACK_TIMEOUTS + 2
-"""After so long without a leader nobody holds back, however often it led and was unfit: the others cannot lead."""
+"""After this long without a leader no node holds back, even if it often led while unfit: the others cannot lead."""
 
 
 class Phase(Enum):
-    """How far a campaign is."""
+    """The stage of a campaign."""
 
     IDLE = auto()
     PRE_VOTE = auto()
@@ -58,7 +56,7 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class Rival:
-    """A candidate that asked for a pre-vote: what it said last, and since when it has asked without a long pause."""
+    """A candidate that asked for a pre-vote: its last request, and since when it has asked without a long pause."""
 
     fitness: int
     last: Last
@@ -67,7 +65,7 @@ class Rival:
 
 
 class Rivals:
-    """The voters that campaign beside each other. Of those with equal logs the fitter one goes first."""
+    """The voters that campaign at the same time. Of those with equal logs, the fitter one goes first."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -95,16 +93,16 @@ class Rivals:
         return None
 
     def forget(self) -> None:
-        """A leader was elected, or the members are others."""
+        """A leader was elected, or the members changed."""
         self._rivals.clear()
 
 
 class Relapses:
-    """A node that crashes soon after each start, and is nominated, would be promised epoch after epoch.
+    """Makes a node that crashes soon after each start wait, so that it does not win epoch after epoch.
 
-    Nobody else could lead: each promise makes the others wait. So such a node makes way until the others had time to
-    elect one of theirs: when its link broke soon after the promise, or when it was promised twice within short, by
-    another process of it each time. What it committed between does not count: it serves too little.
+    If such a node is nominated, nobody else could lead: each promise makes the others wait. So it is passed over until
+    the others had time to elect one of theirs: if its link broke soon after the promise, or if two of its processes
+    were promised within a short time. What it committed in between does not count: it serves too little.
     """
 
     def __init__(self, state: State) -> None:
@@ -132,22 +130,22 @@ class Relapses:
 
     @property
     def is_in_vain(self) -> bool:
-        """Whether the node that was promised last was lost soon after, and that is not long ago."""
+        """Whether the node that was promised last was lost soon after that, not long ago."""
         return self._is_lost and self._is_recent
 
     def makes_way(self, sender: str) -> bool:
-        """Whether a candidate was promised of late and came to little."""
+        """Whether a candidate was recently promised an epoch and did not become a stable leader."""
         return sender == self._last.candidate and self._is_recent and (self.is_in_vain or self._times >= RELAPSES)
 
 
 def answer_pre_vote(state: State, sender: str, message: PreVote, live: Promise | None, *, makes_way: bool) -> None:
     """Answer a pre-vote. `live` is the promise of the leader that this node hears, itself included.
 
-    `makes_way`: another goes first, as it is fitter, or as this candidate crashed again and again. That counts here
-    alone: a node that asks for the promise itself has a majority behind it, and one vote less would only split it.
+    `makes_way`: another candidate goes first, because it is fitter or because this one crashed repeatedly. This affects
+    only pre-votes: a node that asks for the promise itself has a majority, which one vote less would only split.
 
-    Rule 4: a node that hears a live leader says no, unless the candidate shows that leader's own `Campaign`. A leader
-    that campaigns has stepped down, so hearing it earlier is no reason to refuse it.
+    Rule 4: a node that hears a live leader refuses, unless the candidate shows that leader's own `Campaign`. A leader
+    that campaigns has stepped down, so that it was heard earlier is no reason to refuse.
     """
     free = live is None or live.candidate == sender or live == message.transferred_by
     chosen = not makes_way or message.transferred_by is not None  # The leader that transfers has compared them.
@@ -159,7 +157,7 @@ def answer_pre_vote(state: State, sender: str, message: PreVote, live: Promise |
 def refusal(state: State, request: VoteRequest) -> str | None:
     """Why this node refuses to promise, or None. Called at the head of the writer queue, while nothing is flushed.
 
-    A candidate's own request is treated alike: if its log grew since it asked, it is refused and campaigns again.
+    A candidate's own request is treated the same: if its log grew since it asked, it is refused and campaigns again.
     """
     asked = request.promise
     if asked == state.promise:
@@ -195,7 +193,7 @@ class Candidate:
         self._asked_at = 0
         self.transferred_by: Promise | None = None  # of the leader that asked this node to campaign
         self.pre_votes: dict[str, PreVoteAnswer] = {}
-        self._newest_answers: dict[str, PreVoteAnswer] = {}  # To any attempt: for status, no rule reads them.
+        self._newest_answers: dict[str, PreVoteAnswer] = {}  # To any attempt. For status only: no rule reads them.
         self.wanted: Promise | None = None  # The promise that it asks for, from PROMISING on.
         self.grants: set[str] = set()
         self.refusals: set[str] = set()
@@ -231,26 +229,26 @@ class Candidate:
 
     @property
     def _holds_off(self) -> bool:
-        """Whether it led, was unfit, and leaves it to others for now."""
+        """Whether it led while unfit and now lets others lead."""
         limit = HOLD_OFF_LIMIT_TIMEOUTS * self.state.options.election_timeout_us
         return self.state.fitness.holds_off(self.state) and self._waited_us < limit
 
     def _jitter(self, span: int) -> int:
         """A number in [0, span) that differs between nodes, and on one node between failed campaigns.
 
-        Derived from the incarnation, which is random at each start: the core has no randomness of its own, so the same
-        incarnations make the same run.
+        Derived from the incarnation, which is random at each start: the core itself has no randomness, so runs with
+        the same incarnations are the same.
         """
         drawn = blake2b(b"%d %d" % (self.state.me.incarnation, self._draws), digest_size=8).digest()
         return int.from_bytes(drawn, "little") % span
 
     def _hold(self, at_least: int, span: int) -> None:
-        """Let others go first, for a time that differs between nodes, so that two rivals part."""
+        """Let others go first, for a time that differs between nodes, so that two rivals do not collide again."""
         self._draws += 1
         self._hold_until = self.state.now + at_least + self._jitter(span)
 
     def heard_leader(self, heard_at: int) -> None:
-        """A leader is alive. When it is lost, nothing holds this node back."""
+        """A leader is alive. Once it is lost, nothing holds this node back."""
         self._leader_heard_at = heard_at
         self._hold_until = self._failures = 0
         self._newest_answers.clear()
@@ -263,7 +261,7 @@ class Candidate:
         self._hold(half, half)
 
     def _fail(self) -> None:
-        """The campaign found no majority: back off, longer each time, so that one of two rivals gets through."""
+        """The campaign found no majority: back off, longer each time, so that one of two rivals succeeds."""
         self.give_up()
         self._hold(0, self.state.options.election_timeout_us << min(self._failures, MAX_BACKOFF_DOUBLINGS))
         self._failures += 1
@@ -282,7 +280,7 @@ class Candidate:
     # A campaign
 
     def tick(self) -> None:
-        """Begin a campaign, continue it, or give it up."""
+        """Begin, continue or abandon a campaign."""
         state = self.state
         if self._leader_heard_at is None:
             self._leader_heard_at = state.now  # A start counts as the loss of a leader.
@@ -308,7 +306,7 @@ class Candidate:
         self._ask_pre_votes()
 
     def _ask_pre_votes(self) -> None:
-        """Ask, or ask again: each voter's newest answer counts, however slow the network is."""
+        """Ask, or ask again: each voter's newest answer counts, even on a slow network."""
         state, number = self.state, self.attempt
         self._asked_at = state.now
         last, level = state.log.durable, state.fitness.level
@@ -333,7 +331,7 @@ class Candidate:
 
     @property
     def answers(self) -> dict[str, PreVoteStatus]:
-        """How each voter answered last, since no leader is heard."""
+        """Each voter's last answer since no leader is heard."""
         durable = self.state.log.durable
         return {
             node_id: PreVoteStatus(answer.granted, answer.held_epoch, answer.last > durable)
@@ -349,8 +347,8 @@ class Candidate:
     def _defer_to_best(self, *, waited: bool) -> None:
         """Rule 4: a candidate that is not the best of a majority asks the best to campaign instead.
 
-        It does so when every linked voter has answered, or has had time to (`waited`). A voter that refuses although
-        its log is no better hears a leader. It is not counted, since it would not promise the best one either.
+        It does so when every linked voter has answered or has had time to (`waited`). A voter that refuses although its
+        log is no better hears a leader; it is not counted, since it would not promise the best one either.
         """
         state = self.state
         if self.phase is not Phase.PRE_VOTE or self._would_win():
@@ -362,7 +360,7 @@ class Candidate:
             state.act(Send(self._best(others, free), Campaign(None)))
 
     def _best(self, others: list[str], free: Mapping[str, PreVoteAnswer]) -> str:
-        """The fittest of those that a majority would promise; of equally fit ones that with the longest log."""
+        """The fittest of those that a majority would promise; of equally fit ones, the one with the longest log."""
 
         def would_win(node: str) -> bool:
             return self._is_majority([voter for voter, vote in free.items() if vote.last <= free[node].last])
@@ -377,7 +375,7 @@ class Candidate:
         # Rule 3: 1 + the highest seen in pre-votes.
         held = [answer.held_epoch for answer in self.pre_votes.values()]
         epoch = 1 + max(self.highest_epoch, state.promise.epoch, *held)
-        if epoch >= EPOCH_LIMIT:  # Rule 18: whoever says so must have promised it, and 2^31 such steps lead here.
+        if epoch >= EPOCH_LIMIT:  # Rule 18: a node that reports it has promised it, and 2^31 such steps lead here.
             text = f"the epochs are used up: this node has promised {state.promise.epoch}, and no higher one exists"
             state.alarm("epochs", text)
             self._fail()
@@ -394,7 +392,7 @@ class Candidate:
         self._send_voters(VoteRequest(self.wanted, self.state.log.durable))
 
     def vote_answered(self, sender: str, answer: VoteAnswer) -> None:
-        """Count a vote. A higher epoch, or too many refusals, end the campaign."""
+        """Count a vote. A higher epoch or too many refusals end the campaign."""
         self.highest_epoch = max(self.highest_epoch, answer.held_epoch)
         if self.phase is not Phase.REQUESTING or answer.asked != self.wanted:
             return
@@ -407,7 +405,7 @@ class Candidate:
         self.end_if_hopeless()
 
     def end_if_hopeless(self) -> None:
-        """Back off as soon as no majority can come any more: a voter without a link was not asked, and is silent."""
+        """Back off as soon as no majority is possible: voters without a link were not asked and will not answer."""
 
         def may_promise(member: Member) -> bool:
             if self.state.is_me(member) or member.node_id in self.grants:

@@ -15,7 +15,7 @@ class Reason(StrEnum):
     WRONG_INDEX = "wrong_index"
     DISK_FULL = "disk_full"
     RESOURCES_EXHAUSTED = "resources_exhausted"
-    """The process or the machine has no file descriptor or memory left: a full disk, for all that decides who leads."""
+    """The process or the machine has no file descriptor or memory left. Elections treat this like a full disk."""
 
 
 class Request(Protocol):
@@ -39,10 +39,10 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What shows how fit this node is to lead. Sent before each `Tick`.
+    """Measurements of how fit this node is to lead. Sent before each `Tick`.
 
-    `flushes_us` are the flushes that ended since the last one, each as long as it took in the thread that waited for
-    the disk. `machine_failed`: the machine applies nothing more. `features` are those in use at `applied_index`.
+    `flushes_us` are the durations of the flushes that ended since the last one, as measured in the thread that waited
+    for the disk. `machine_failed`: the machine has stopped applying. `features` are those in use at `applied_index`.
     """
 
     applied_index: int
@@ -68,16 +68,16 @@ class Nominated:
 
 @dataclass(frozen=True, slots=True)
 class TransferRequested:
-    """Transfer leadership to `target`, or to the voter that has most (None): an operator asks, or this node stops."""
+    """Transfer leadership to `target`, or to the most up-to-date voter (None): for an operator, or before a stop."""
 
     target: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class PromoteRequested:
-    """Append the next change on a node's way to being a voter; an operator asks (rule 15).
+    """Append the next change needed to make a node a voter, for an operator (rule 15).
 
-    `address` is what its row will name. `ChangeEnded` with the same `ask_id` answers.
+    `address` is that of its future row. `ChangeEnded` with the same `ask_id` answers.
     """
 
     ask_id: int
@@ -87,7 +87,7 @@ class PromoteRequested:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The node stops: whatever waits is refused, and nothing more is done."""
+    """The node stops: everything that waits is refused, and nothing more is done."""
 
     reason: str
 
@@ -120,7 +120,7 @@ class LinkUp:
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """The link that this node dialled to a peer is down. So the peer may be: it is not heard until it speaks again."""
+    """The link that this node dialled to a peer is down. The peer may be, too: it is not heard until it sends again."""
 
     node_id: str
 
@@ -197,14 +197,14 @@ class Shipped:
 
 @dataclass(frozen=True, slots=True)
 class StreamClosed:
-    """A stream ended, at whichever side."""
+    """A stream ended, at either end."""
 
     stream_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class ExpiryDue:
-    """Segments of the log may go: `Expire` asks for one after the other, until there is none."""
+    """Segments of the log may be removed: `Expire` requests one after another, until there is none left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ class InstallRefused:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFetched:
-    """A `FetchSnapshot` is done: the snapshot is whole, synced and readable by this machine. It does not count yet."""
+    """A `FetchSnapshot` is done: the snapshot is whole, synced and readable by this machine, but not yet valid."""
 
     stream_id: int
     snapshot: Snapshot
@@ -281,7 +281,7 @@ class ExpiryEnded:
 
 @dataclass(frozen=True, slots=True)
 class DiskFailed:
-    """A flush or a write failed. That is final: what of it is on disk is unknown."""
+    """A flush or a write failed. That is final: which part of it is on disk is unknown."""
 
     reason: str
 
@@ -296,10 +296,10 @@ LeaderEvent = (
     | TransferRequested
     | PromoteRequested
 )
-"""What a leadership handles; a node that does not lead refuses it."""
+"""Events handled by a leadership; a node that does not lead refuses them."""
 
 FollowerEvent = FramesArrived | OpenAnswered | StreamConnected | SnapshotFetched | FetchFailed
-"""What happens on the stream to a leader."""
+"""Events of the stream to a leader."""
 
 DiskEvent = (
     Flushed
@@ -312,9 +312,9 @@ DiskEvent = (
     | RoomProbed
     | DiskFailed
 )
-"""What a disk action came to."""
+"""Results of disk actions."""
 
 NodeEvent = Received | StreamClosed | ExpiryDue | Expired | LinkUp | LinkDown | Nominated | Stopped | Measured | Tick
-"""What every node handles, whether it leads, follows or neither."""
+"""Events that every node handles, whether it leads, follows or neither."""
 
 Event = LeaderEvent | FollowerEvent | DiskEvent | NodeEvent

@@ -1,14 +1,14 @@
-"""Rules 1, 7, 8, 9 and 16 at the follower's end: open a stream, truncate what diverges, append, acknowledge.
+"""Rules 1, 7, 8, 9 and 16 on the follower: open a stream, truncate a divergent suffix, append, acknowledge.
 
     promise stored -> DIALLING -> OPENING -> (TRUNCATING ->) MATCHED -> gone -> DIALLING ...
                                      |
                                      +-- the logs contradict each other --> MISMATCHED -> halted, or refused: gone
                                      |
-                                     +-- the leader has expired what comes next
+                                     +-- the next record has expired on the leader
                                              -> (TRUNCATING ->) FETCHING -> INSTALLING -> gone -> DIALLING ...
 
-`matched` is what this stream has proved equal to the leader's log. Neither an ack nor commit_index goes above it: a
-divergent suffix is durable as well, and must not count (rule 8).
+`matched` is the index up to which this stream has proved the logs equal. Neither an ack nor commit_index goes above it:
+a divergent suffix is durable, too, and must not count (rule 8).
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ MAX_BACKOFF_DOUBLINGS = 6
 
 
 class Step(Enum):
-    """How far a stream is."""
+    """The stage of a stream."""
 
     DIALLING = auto()
     OPENING = auto()
@@ -42,8 +42,8 @@ class Step(Enum):
 class Upstream:
     """The stream opened last: no other may change this log.
 
-    `progress_at` is when something last came on it, `answered_at` when it was last acknowledged; `is_answered`: nothing
-    came since.
+    `progress_at` is when something last arrived on it, `answered_at` when it was last acknowledged; `is_answered`:
+    nothing arrived since.
     """
 
     stream_id: int
@@ -60,10 +60,9 @@ class Upstream:
 
 
 class Following:
-    """Following one elected leader, heard or not. Dropped whole when another promise is made, and only then (rule 2).
+    """Following one elected leader, heard or not. Dropped when another promise is made, and only then (rule 2).
 
-    So everything here is done under this leader's promise; jobs that were queued under an earlier one find their
-    stream gone.
+    So everything here is done under this leader's promise, and jobs queued under an earlier one find no stream.
     """
 
     def __init__(self, state: State, writer: Writer, leader: Promise) -> None:
@@ -85,7 +84,9 @@ class Following:
             case events.OpenAnswered():
                 try:
                     self.open_answered(event)
-                except NotReadableNow as error:  # Raised before anything changed: `tick` dials again, ever more seldom.
+                except (
+                    NotReadableNow
+                ) as error:  # Raised before anything changed: `tick` dials again, at growing intervals.
                     self.close_stream(str(error))
             case events.StreamConnected(stream_id):
                 self.connected(stream_id)
@@ -103,7 +104,7 @@ class Following:
 
     @property
     def is_matched(self) -> bool:
-        """Whether this log is a prefix of the leader's, and is shipped what it lacks."""
+        """Whether this log is a prefix of the leader's, so that the leader ships what it lacks."""
         return self.stream is not None and self.stream.step is Step.MATCHED and not self.stream.held_for
 
     def heard(self) -> None:
@@ -111,7 +112,7 @@ class Following:
         self.heard_at, self._link_lost = self.state.now, False
 
     def link_lost(self) -> None:
-        """The leader's process has probably ended, so no timeout need pass. If it is alive it is heard again soon."""
+        """The leader's process has probably ended: do not wait for a timeout. If it lives, it is heard again soon."""
         self._link_lost = True
 
     def tick(self) -> None:
@@ -131,16 +132,16 @@ class Following:
         state.act(actions.DialStream(self.stream.stream_id, self.leader.candidate))
 
     def _look_at_stream(self) -> None:
-        """Close a stream on which nothing came for three election timeouts: a leader says something on each in one.
+        """Close a stream that was silent for three election timeouts: a leader sends on each at least once in one.
 
-        Acknowledge what came, though nothing new is durable: so the leader knows that this stream carries both ways,
-        while a large frame arrives slowly, or the disk is slow.
+        Acknowledge what arrived even if nothing new is durable, so that the leader knows that this stream works in both
+        directions while a large frame arrives slowly or the disk is slow.
         """
         stream, now, patience = self.stream, self.state.now, self.state.options.election_timeout_us
         if stream is None or stream.step in (Step.TRUNCATING, Step.FETCHING, Step.INSTALLING):
             return
         if now - stream.progress_at >= STALLED_TIMEOUTS * patience:
-            self.close_stream("nothing came on it for three election timeouts")
+            self.close_stream("nothing arrived on it for three election timeouts")
         elif not stream.is_answered and now - stream.answered_at >= patience:
             self.acknowledge()
 
@@ -170,8 +171,8 @@ class Following:
         if answer.verb is OpenVerb.LOST_DATA and answer.index <= state.log.durable.index:
             self.close_stream(f"the leader misses {answer.index}, and this disk holds it: {answer.reason}")
         elif answer.verb is OpenVerb.LOST_DATA:
-            what_to_do = "move the whole data_dir away, and the node comes back as a new member"
-            state.halt(f"{answer.reason}: what was durable is gone; {what_to_do}")
+            what_to_do = "move the whole data_dir away; the node then rejoins as a new member"
+            state.halt(f"{answer.reason}: durable records are gone; {what_to_do}")
         elif answer.verb is OpenVerb.REFUSE or answer.index > state.log.highest_index:
             if stream.held_for:  # It needs a snapshot, and has no room for one.
                 self._dial_as_seldom_as_room_is_asked_for()
@@ -191,13 +192,13 @@ class Following:
             self._match(stream, answer.index)
 
     def _begin_install(self, stream: Upstream, answer: OpenAnswer) -> None:
-        """Rule 16: truncate what the leader's log does not have, as far as its epochs tell; then fetch the snapshot.
+        """Rule 16: truncate what the leader's log does not have, as far as its epochs show; then fetch the snapshot.
 
         So the install itself lowers neither durable_index nor commit_index.
         """
         state = self.state
         if answer.snapshot_index <= max(answer.index, state.commit_index):
-            self.close_stream(f"a snapshot at {answer.snapshot_index} brings nothing that is not here: {answer}")
+            self.close_stream(f"a snapshot at {answer.snapshot_index} has nothing that is not already here: {answer}")
             return
         stream.install_index = answer.snapshot_index
         if answer.index < state.log.highest_index:
@@ -250,7 +251,7 @@ class Following:
             self.tick()
 
     def refused(self, event: events.TruncateRefused | events.InstallRefused) -> None:
-        """The log is as it was: open again, after an install as seldom as the disk is asked for room."""
+        """The log is unchanged: open again; after an install only as often as the disk is probed for room."""
         if isinstance(event, events.TruncateRefused):
             if self._current(event.stream_id, Step.TRUNCATING) is not None:
                 self.close_stream(event.reason)
@@ -329,10 +330,10 @@ class Following:
             self._commit(stream)
 
     def frames_refused(self, stream_id: int, error: str) -> None:
-        """The frames did not reach the file: begin again on another stream.
+        """The frames did not reach the file: start over on another stream.
 
-        If they came though the opening said that there is no room, the leader does not know the reason: the next
-        opening, which may bring a window of frames again, comes as seldom as the disk is asked for room.
+        If they were sent although the opening reported no room, the leader does not know that reason. The next opening
+        may again lead to a window of frames, so it is made only as often as the disk is probed for room.
         """
         if self.stream is not None and self.stream.stream_id == stream_id:
             if self.stream.held_for:
@@ -388,7 +389,7 @@ def log_changed(
     following: Following | None,
     event: events.Truncated | events.Installed | events.TruncateRefused | events.InstallRefused,
 ) -> None:
-    """The log was truncated, or reset to a snapshot; or it was not, and is as it was."""
+    """The log was truncated or reset to a snapshot; or that was refused, and it is unchanged."""
     match event:
         case events.Installed(stream_id, index):
             state.installed(index)

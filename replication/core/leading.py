@@ -1,8 +1,8 @@
-"""Rules 6, 7, 11, 12 and 15 at the leader's end: append, commit, be heard, change the members.
+"""Rules 6, 7, 11, 12 and 15 on the leader: append, commit, be heard, change the members.
 
-A `Leading` lives for one epoch. When it ends, for whatever reason, the object is dropped whole: late acks, echoes and
-flushes find nothing to count in (rule 2). Its followers' streams are in `downstreams`, transfers of leadership (rule 4)
-in `fitness.handover`.
+A `Leading` lives for one epoch. When it ends, for whatever reason, the object is dropped, so that late acks, echoes and
+flushes cannot count (rule 2). Its followers' streams are in `downstreams`, transfers of leadership (rule 4) in
+`fitness.handover`.
 """
 
 from collections import deque
@@ -40,7 +40,7 @@ class Change(NamedTuple):
 
 
 class Leading:
-    """One leadership, from `epoch_start` to whatever ends it."""
+    """One leadership, from `epoch_start` to its end."""
 
     def __init__(self, state: State, promise: Promise) -> None:
         self.state = state
@@ -94,7 +94,7 @@ class Leading:
         return self.start_index is not None and self.state.commit_index > self.start_index
 
     def status(self) -> LeaderStatus:
-        """A copy of what others may know of this leadership."""
+        """A copy of the public state of this leadership."""
         me, first = self.state.me, self._first_heard()
         heard = {disk for disk, sequence in self._echoed.items() if sequence >= first}
         return LeaderStatus(
@@ -116,18 +116,18 @@ class Leading:
         self.send_heartbeats()
 
     def propose(self, requests: tuple[Request, ...]) -> None:
-        """Queue requests for the writer. Once one is refused, the rest are refused too.
+        """Queue requests for the writer. Once one is refused, the rest are refused, too.
 
-        So no client finds a later write of its own appended and an earlier one not. How long the first in the queue
-        has waited bounds the wait of them all, however fast this machine is: what comes later than that is refused
-        before it costs more. While the process is paused nobody waits.
+        So no client's later write is appended while an earlier one is not. The waiting time of the first in the queue
+        bounds that of all, however fast this machine is: requests that arrive after that are refused before they cost
+        more. Pauses of the process do not count as waiting time.
         """
         options, reason = self.state.options, None if self.serving else Reason.NOT_LEADER
         if reason is None and self._waiting and self.state.awake - self._waiting[0][1] > options.waiting_us:
             reason = Reason.OVERLOADED
         for request in requests:
             size = self._waiting_bytes + request.size
-            # A request that alone exceeds the bytes is taken where none waits: otherwise it would be refused for ever.
+            # A request that alone exceeds the bytes is accepted if none waits: otherwise it would be refused forever.
             too_long = size > options.waiting_bytes and bool(self._waiting)
             if reason is None and (too_long or len(self._waiting) >= options.waiting_requests):
                 reason = Reason.OVERLOADED
@@ -143,14 +143,14 @@ class Leading:
         return bool(self._waiting)
 
     def refuse_waiting(self, reason: Reason) -> None:
-        """Refuse everything that waits: what follows a write that could not be appended is not appended either."""
+        """Refuse everything that waits: writes after one that could not be appended are not appended either."""
         for request, _ in self._waiting:
             self.state.act(actions.RejectRequest(request, reason))
         self._waiting.clear()
         self._waiting_bytes = 0
 
     def append_waiting(self) -> None:
-        """Append what waits as one frame, up to its limits; the rest follows when this one is in the file."""
+        """Append the waiting writes as one frame, up to its limits; the rest follow when this one is in the file."""
         options, waiting = self.state.options, self._waiting
         if not waiting or self._uncommitted_bytes >= options.uncommitted_bytes or self.handover.target:
             return
@@ -167,10 +167,10 @@ class Leading:
         self.state.act(actions.AppendRequests(self.promise.epoch, self.state.majority_clock, tuple(batch)))
 
     def appended(self, result: actions.AppendResult) -> None:
-        """What `start` or `append_waiting` asked for is in the file, as far as the log accepted it.
+        """The append of `start` or `append_waiting` is in the file, as far as the log accepted it.
 
-        After a full disk or a wrong expected index nothing may be in the file. Its bytes must not count as uncommitted
-        then: no commit would ever subtract them, and in the end nothing more would be appended.
+        After a full disk or a wrong expected index there may be nothing in the file. Then its bytes must not count as
+        uncommitted: no commit would ever subtract them, and eventually nothing more would be appended.
         """
         if self.start_index is None and result.is_system:
             self.start_index = self.downstreams.start_index = result.index
@@ -226,7 +226,7 @@ class Leading:
             state.act(actions.Send(node_id, Heartbeat(self.promise, self._sequence, state.clock, state.fitness.level)))
 
     def echoed(self, sender: str, disk_id: bytes, echo: HeartbeatEcho) -> None:
-        """Note who heard which heartbeat. An echo of one that was not sent yet would count for good."""
+        """Note which node heard which heartbeat. An echo of one that was not sent yet would count forever."""
         if echo.sequence > self._sequence:
             self.state.refused[Refusal.UNSENT_HEARTBEAT] += 1
         elif echo.epoch == self.promise.epoch:
@@ -237,7 +237,7 @@ class Leading:
             self._ask_clock(sender, disk_id)
 
     def _ask_clock(self, sender: str, disk_id: bytes) -> None:
-        """Ask a voter of an earlier version, whose echo names no clock, by a pre-vote: its answer names it (rule 5).
+        """Ask a voter of an earlier version for its clock by a pre-vote: its answer has it, its echoes do not (rule 5).
 
         A pre-vote has no effect on the receiver, and no campaign has the number 0.
         """
@@ -249,10 +249,10 @@ class Leading:
             state.act(actions.Send(sender, PreVote(0, state.log.durable, None)))
 
     def tick(self) -> None:
-        """Send heartbeats when due; end what takes too long: a stream, an install, a transfer; hand over if unfit."""
+        """Send heartbeats when due; end streams, installs and transfers that take too long; hand over if unfit."""
         self.downstreams.tick()
         if self.state.commit_index == self.state.log.highest_index:
-            self._majority_grew_at = self.state.awake  # What is appended next has not waited yet.
+            self._majority_grew_at = self.state.awake  # Records that are appended next have not waited yet.
         if self.state.now >= self._heartbeat_at:
             self.send_heartbeats()
         self.handover.tick()
@@ -260,10 +260,10 @@ class Leading:
 
     @property
     def stuck_us(self) -> int:
-        """How long a majority is heard and holds nothing more of what was appended and is not committed.
+        """For how long a majority has been heard without receiving more of the uncommitted records.
 
-        A follower that catches up, so that there will be a majority, is no reason to give up. One that fetches a
-        snapshot shows nothing until it is done.
+        A follower that is catching up, so that there will be a majority, is no reason to give up. One that fetches a
+        snapshot shows no progress until it is done.
         """
         if self.state.commit_index == self.state.log.highest_index or not self.hears_majority():
             return 0
@@ -272,15 +272,15 @@ class Leading:
     def hears_majority(self) -> bool:
         """Rule 11: whether a majority echoed a heartbeat of the last election timeout; if not, it must step down.
 
-        What counts is when the echoed heartbeat was sent. The time at which an echo arrives proves nothing: while this
-        process was frozen, echoes waited in a socket.
+        The time at which the echoed heartbeat was sent counts. The time at which an echo arrives proves nothing: while
+        this process was frozen, echoes waited in a socket.
         """
         state = self.state
         oldest = state.now - state.options.election_timeout_us
         return self.began >= oldest or state.members.is_majority(self._is_heard())
 
     def _is_heard(self) -> Callable[[Member], bool]:
-        """A function that says of a member whether it echoed a heartbeat of the last election timeout."""
+        """A function that says whether a member echoed a heartbeat of the last election timeout."""
         first = self._first_heard()
 
         def heard(member: Member) -> bool:
@@ -302,7 +302,7 @@ class Leading:
         if not self.serving or len(self._reads) >= self.state.options.reads_waiting:
             self.state.act(actions.ReadReady(read_id, None))
             return
-        under_way = bool(self._reads)  # A heartbeat of theirs is out, and its echo sends the next.
+        under_way = bool(self._reads)  # A heartbeat for them was sent, and its echo causes the next one.
         self._reads.append(Read(read_id, self.state.commit_index, 0))
         if not under_way:
             self.send_heartbeats()
@@ -326,10 +326,10 @@ class Leading:
     # Features
 
     def _use_features(self) -> None:
-        """Log the features that every member offers and the log does not name, once in a leadership.
+        """Log the features that every member offers and that are not in the log yet, once per leadership.
 
-        This leader knows what the log names: it has applied everything before its own `epoch_start`. A member that is
-        not connected may run an earlier version, so nothing is logged without it. Nothing is logged during a transfer,
+        This leader knows those in the log: it has applied everything before its own `epoch_start`. A member that is not
+        connected may run an earlier version, so nothing is logged without it. Nothing is logged during a transfer,
         either: its target would lack the record.
         """
         state = self.state
@@ -353,10 +353,10 @@ class Leading:
     # Members (rule 15)
 
     def promote(self, asked: events.PromoteRequested) -> None:
-        """Append the next change on a node's way to being a voter, or say why there is none.
+        """Append the next change needed to make a node a voter, or say why there is none.
 
-        It counts for every majority as soon as it is in the log, for its own commit too; `ChangeEnded` follows when it
-        is committed. No other change is appended before that: `next_change` looks at the log.
+        It counts for every majority as soon as it is in the log, even for its own commit; `ChangeEnded` follows when it
+        is committed. No other change is appended before that: `next_change` checks the log.
         """
         state = self.state
         lacking = (self._wanted_features | state.features) - state.offers.get(asked.node_id, frozenset())
@@ -382,9 +382,9 @@ class Leading:
         )
 
     def append_refused(self, reason: Reason, *, is_system: bool) -> bool:
-        """An append was refused: if it was that of the change, or of the features, nothing of it is in the log.
+        """An append was refused: if it was that of a change or of features, that record is not in the log.
 
-        Refuse what waits; return False if this leader serves nothing yet.
+        Refuse everything that waits; return False if this leader does not serve yet.
         """
         if self._change and self.state.log.members_index != self._change.index:
             self._end_change(Full())
@@ -404,11 +404,11 @@ class Leading:
     # The end
 
     def give_way(self) -> None:
-        """Ask another to campaign: this leader is unfit, and about to step down."""
+        """Ask another node to campaign: this leader is unfit and about to step down."""
         self.handover.ask_successor()
 
     def end(self) -> None:
-        """Refuse what was not appended and the reads that wait; close the streams."""
+        """Refuse writes that were not appended and waiting reads; close the streams."""
         self.refuse_waiting(Reason.NOT_LEADER)
         self._end_change(Lost())
         for read in self._reads:
@@ -418,7 +418,7 @@ class Leading:
 
 
 def refuse_not_leading(state: State, event: events.LeaderEvent) -> None:
-    """Refuse what only a leader does. Acks and the like, of a leadership that is over, are dropped."""
+    """Refuse requests that only a leader can handle. Acks and the like, of a past leadership, are dropped."""
     match event:
         case events.StreamOpened(stream_id):
             refused = OpenAnswer(OpenVerb.REFUSE, 0, 0, "this node does not lead")

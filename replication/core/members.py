@@ -1,4 +1,4 @@
-"""Who belongs to the cluster: how it forms (rule 0), and what a majority of its voters is."""
+"""The members of the cluster: how it forms (rule 0), and what a majority of its voters is."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -31,7 +31,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A node with its disk. A node that comes back with another disk is another member."""
+    """A node with its disk. A node that returns with another disk is another member."""
 
     node_id: str
     disk_id: bytes
@@ -53,7 +53,7 @@ def _member(row: Sequence[Any]) -> Member:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The members that a `genesis` or `members` record names."""
+    """The members in a `genesis` or `members` record."""
 
     members: tuple[Member, ...]
     _voters: tuple[Member, ...] = field(init=False, repr=False, compare=False)  # Read several times per step.
@@ -90,7 +90,7 @@ class Members:
         return any(voter.node_id == node_id and voter.disk_id == disk_id for voter in self._voters)
 
     def of_node(self, node_id: str) -> Member | None:
-        """The member with this node id, whatever its disk."""
+        """The member with this node id, with any disk."""
         return next((member for member in self.members if member.node_id == node_id), None)
 
     def majority(self) -> int:
@@ -107,7 +107,7 @@ class Members:
 
 
 class Formation:
-    """What an unformatted node knows of the others, until there is a genesis (rule 0).
+    """What an unformatted node knows about the others, until there is a genesis (rule 0).
 
     The cluster forms when *all* initial members are connected and all are unformatted; then the lowest id makes the
     genesis frame. A majority is not enough: a wiped majority would form an empty cluster next to the disks that hold
@@ -140,13 +140,13 @@ class Formation:
         return [node for node in self.others if node not in self._linked]
 
     def members(self) -> Members | None:
-        """The members to form the cluster of, if that is this node's task now."""
+        """The members with which to form the cluster, if that is this node's task now."""
         if self._me.node_id != self._initial[0] or self.awaited():
             return None
         return Members(tuple(self._linked.get(node, self._me) for node in self._initial))
 
     def accepts(self, offered: Members, *, committed: bool) -> bool:
-        """Whether this node takes a genesis that a member offers.
+        """Whether this node accepts a genesis that a member offers.
 
         Yes if its own disk is among the members, committed or not; else only a committed one, as an observer.
         """

@@ -45,7 +45,7 @@ class GenesisOffer:
 
 @dataclass(frozen=True, slots=True)
 class PreVote:
-    """Would you promise me an epoch? Has no effect on the receiver (section 9.6 of the Raft thesis).
+    """Asks whether the receiver would promise an epoch. It has no effect (section 9.6 of the Raft thesis).
 
     `transferred_by` is the promise of the live leader that asked this candidate to take over (`Campaign`, rule 4).
     """

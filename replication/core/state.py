@@ -1,5 +1,5 @@
-"""What all rules of the core share: who this node is, what it promised, what is committed, the voters' clocks (rule 5),
-and this step's actions.
+"""State shared by all rules of the core: this node's identity, its promise, what is committed, the voters' clocks (rule
+5), and this step's actions.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ class NotReadableNow(ReplicationError):
 
 
 class LogView(Protocol):
-    """What the core may ask of a log: facts in memory, with two exceptions that are read from disk and say so."""
+    """What the core may ask about a log. All of it is in memory, except where a docstring says that disk is read."""
 
     @property
     def highest_index(self) -> int:
@@ -45,7 +45,7 @@ class LogView(Protocol):
 
     @property
     def members(self) -> Members:
-        """The members that the last `genesis` or `members` record names, committed or not."""
+        """The members in the last `genesis` or `members` record, committed or not."""
         ...
 
     @property
@@ -108,26 +108,26 @@ class CoreOptions:
 
 
 class Reading(NamedTuple):
-    """A voter's wall clock as it named it, and when it arrived here, on this node's monotonic clock. Microseconds."""
+    """A voter's wall clock as it reported it, and when that arrived here by this node's monotonic clock, in us."""
 
     clock: int
     heard_at: int
 
     def advanced(self, now: int) -> int:
-        """What that clock shows now, if it went on evenly."""
+        """What that clock shows now, if it kept running at an even rate."""
         return self.clock + now - self.heard_at
 
 
 class VoterClocks:
-    """Rule 5, time: what this node knows of the voters' clocks, and the latest time that a majority has reached.
+    """Rule 5, time: what this node knows about the voters' clocks, and the latest time that a majority has reached.
 
     A leader stamps its frames with that time, never with its own clock alone: the log's time never goes back, so one
-    clock that is ahead would freeze it for all who lead later.
+    clock that is ahead would freeze it for all later leaders.
 
-    A reading is noted when the answer that names the clock arrived: the clock had reached it by then, however long the
-    answer took. It is advanced by the time that has passed here since. A reading older than an election timeout counts
-    no more, and a voter without one counts as if its clock had not begun. So a leader that knows no majority's clocks
-    does not move the log's time; a lone voter is a majority. This node's own clock needs no reading.
+    A reading is noted when the answer with the clock arrives: the clock had reached it by then, however long the answer
+    took. It is advanced by the time that has passed here since. A reading older than an election timeout no longer
+    counts, and a voter without one counts as if its clock were at 0. So a leader that does not know the clocks of a
+    majority does not move the log's time; a lone voter is a majority. This node's own clock needs no reading.
     """
 
     def __init__(self, me: Identity, patience_us: int) -> None:
@@ -137,12 +137,12 @@ class VoterClocks:
         self._readings: dict[tuple[str, bytes], Reading] = {}
 
     def heard(self, node_id: str, disk_id: bytes, clock: int, now: int) -> None:
-        """Note the clock that a voter named; 0 says nothing: a node of an earlier version names none in an echo."""
+        """Note the clock that a voter reported. 0 means none: a node of an earlier version reports none in an echo."""
         if clock > 0:
             self._readings[(node_id, disk_id)] = Reading(clock, now)
 
     def keep(self, members: Members) -> None:
-        """Forget the disks that are no voters."""
+        """Forget disks that are not voters."""
         self._readings = {disk: reading for disk, reading in self._readings.items() if members.is_voter(*disk)}
 
     def age_us(self, node_id: str, disk_id: bytes, now: int) -> int | None:
@@ -175,12 +175,12 @@ class State:
     """Shared by the rules; changed only while an event is handled.
 
     `promise` counts for every check from the moment it is sent to disk (rule 2); `stored_promise` is on disk. They
-    differ only during a `StorePromise`, and at a start whose log has frames of a later epoch. `members` are those that
-    the log names (rule 15), read at the beginning of each step. `links` are the peers that this node has dialled and
-    reached, each with the disk that its hello named; `offers` are the features that it offered. `features` are in use
-    at `applied_index`, as of the last `Measured`. `away` is how long this process was paused in all.
-    `reported_apply` and `reported_role` keep a report from being repeated. `refused` counts the messages that were not
-    believed, and `alarms` has a sentence by its subject, until a restart (rules 18 and 19).
+    differ only during a `StorePromise`, and after a start with a log that has frames of a later epoch. `members` are
+    those in the log (rule 15), read at the beginning of each step. `links` are the peers that this node has dialled and
+    reached, each with the disk in its hello; `offers` are the features that they offered. `features` are those in use
+    at `applied_index`, as of the last `Measured`. `away` is the total time for which this process was paused.
+    `reported_apply` and `reported_role` keep reports from being repeated. `refused` counts rejected implausible
+    messages, and `alarms` has sentences by subject, until a restart (rules 18 and 19).
     """
 
     me: Identity
@@ -218,7 +218,7 @@ class State:
         return (member.node_id, member.disk_id) == (self.me.node_id, self.me.disk_id)
 
     def is_linked(self, member: Member) -> bool:
-        """Whether what is sent to a member can arrive, and at its own disk."""
+        """Whether messages to a member can arrive, at its own disk."""
         return self.links.get(member.node_id) == member.disk_id
 
     def begin_step(self, now: int, clock: int) -> None:
@@ -230,7 +230,7 @@ class State:
 
     @property
     def awake(self) -> int:
-        """The time without the pauses: for what a paused process must not be blamed for, a slow disk for example."""
+        """The time without pauses, for measures that a pause must not affect, such as the speed of the disk."""
         return self.now - self.away
 
     @property
@@ -240,11 +240,11 @@ class State:
 
     @property
     def is_new(self) -> bool:
-        """Whether this disk has promised nothing, and its vote does not count: it may join a cluster of any epoch."""
+        """Whether this disk has promised nothing and its vote does not count: it may join a cluster of any epoch."""
         return not self.promise.epoch and not self.is_voter
 
     def heard_clock(self, node_id: str, disk_id: bytes, clock: int) -> None:
-        """Note the wall clock that another node named in an answer."""
+        """Note the wall clock that another node reported in an answer."""
         self.clocks.heard(node_id, disk_id, clock, self.now)
 
     @property
@@ -254,21 +254,21 @@ class State:
 
     @property
     def appends(self) -> bool:
-        """Whether this step asks for an append, whose result is a step of its own."""
+        """Whether this step requests an append, whose result is a step of its own."""
         return any(isinstance(action, AppendRequests | AppendSystem | AppendFrames) for action in self.actions)
 
     def act(self, action: Action) -> None:
-        """Ask the driver for an action, after those asked for earlier."""
+        """Request an action from the driver, after earlier ones."""
         self.actions.append(action)
 
     def halt(self, reason: str) -> None:
-        """Stop for good: a broken rule is never worked around."""
+        """Stop permanently: a broken rule is never worked around."""
         if self.halted is None:
             self.halted = reason
             self.act(Halt(reason))
 
     def alarm(self, subject: str, text: str) -> None:
-        """Raise an alarm that lasts; of one subject the first stays, so that nobody fills a journal."""
+        """Raise a lasting alarm. Only the first one on a subject is kept, so that no peer can fill the journal."""
         if subject not in self.alarms:
             self.alarms[subject] = text
             self.act(Alarm(text))
@@ -283,10 +283,10 @@ class State:
         self.commit_index = max(self.commit_index, index)
 
     def backlog_ends(self, index: int) -> None:
-        """A leader that serves has this commit_index: everything that was committed before is below it.
+        """A serving leader has this commit_index: everything that was committed before is below it.
 
-        The first after a start or an install counts: what is committed later is no backlog. One that names less shows
-        that the first made it up.
+        The first report after a start or an install counts: later commits are not backlog. A lower report shows that
+        the first one was false.
         """
         if not self.backlog.is_known:
             self.backlog = Backlog(max(self.backlog.end_index, index), is_known=True)
@@ -294,7 +294,7 @@ class State:
             self.backlog = Backlog(index, is_known=True)
 
     def installed(self, index: int) -> None:
-        """A snapshot was installed. It may be old: the next stream says what was committed after it."""
+        """A snapshot was installed. It may be old: the next stream shows what was committed after it."""
         self.commit(index)  # It holds committed records only (rule 7).
         self.backlog = Backlog(max(self.backlog.end_index, index), is_known=False)
 

@@ -1,4 +1,4 @@
-"""What a core shows of itself: a copy, which later steps do not change. Nothing outside the core reads its state."""
+"""The public status of a core: a copy that later steps do not change. Nothing outside the core reads its state."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from .messages import Promise
 
 
 class NodeRole(StrEnum):
-    """What a node is at the moment. A core is never `FORMING`: it begins where the cluster has formed."""
+    """The current role of a node. A core is never `FORMING`: it starts when the cluster has formed."""
 
     LEADER = "leader"
     FOLLOWER = "follower"
@@ -20,7 +20,7 @@ class NodeRole(StrEnum):
 
 
 class Queues(NamedTuple):
-    """What waits at a leader: requests for the writer, their bytes, and bytes appended but not committed."""
+    """The queues of a leader: requests for the writer, their bytes, and bytes appended but not committed."""
 
     waiting_requests: int
     waiting_bytes: int
@@ -28,9 +28,9 @@ class Queues(NamedTuple):
 
 
 class Backlog(NamedTuple):
-    """What is known to have been committed before this node started, or installed a snapshot: all below `end_index`.
+    """The records known to have been committed before this node started or installed a snapshot: all below `end_index`.
 
-    At first that is what the mark says; `is_known` once a leader that serves has said the rest.
+    At first this is the mark's commit_index; `is_known` is set once a serving leader has reported its own.
     """
 
     end_index: int
@@ -38,7 +38,7 @@ class Backlog(NamedTuple):
 
 
 class StreamStatus(NamedTuple):
-    """A follower's stream: everything below `next_index` was shipped on it. `held_for`: why it is shipped no writes."""
+    """A follower's stream: everything below `next_index` was shipped on it. `held_for`: why no writes are shipped."""
 
     node_id: str
     next_index: int
@@ -46,7 +46,7 @@ class StreamStatus(NamedTuple):
 
 
 class PreVoteStatus(NamedTuple):
-    """How a voter answered this node's pre-vote: `held_epoch` is promised there, `is_ahead`: its log is longer."""
+    """A voter's answer to this node's pre-vote: the epoch promised there; `is_ahead` if its log is longer."""
 
     granted: bool
     held_epoch: int
@@ -64,8 +64,8 @@ class InstallStatus(NamedTuple):
 class LeaderStatus:
     """A leadership. `heard` are the (node_id, disk_id) that echoed a heartbeat of the last election timeout.
 
-    `clock_offsets_us`: how far each voter's clock, as far as it is known, is ahead of the time that a majority's clocks
-    have reached; negative if it is behind.
+    `clock_offsets_us`: how far each voter's clock, if known, is ahead of the time that a majority's clocks have
+    reached; negative if it is behind.
     """
 
     start_index: int | None
@@ -82,11 +82,11 @@ class Status:
     """One node's replication at one moment.
 
     `promise` is the one that counts, which may still be on its way to disk. `leader_id` is the leader that this node
-    hears, itself included. `links` are the peers to which a link that this node dialled is up, with their disks.
+    hears, itself included. `links` are the peers with an open link that this node dialled, with their disks.
     `pre_votes` are the voters' newest answers since no leader is heard.
     `following` is the promise of the leader that this node follows, heard or not. `is_matched`: its log matches that
-    leader's. `disk_answers` is False while the disk has been busy with one thing for an election timeout.
-    `refused` counts the messages that were not believed, by why; `alarms` are sentences by subject (rules 18 and 19).
+    leader's. `disk_answers` is False while the disk has been busy with one operation for an election timeout.
+    `refused` counts rejected implausible messages by reason; `alarms` are sentences by subject (rules 18 and 19).
     """
 
     me: Identity
@@ -113,7 +113,7 @@ class Status:
         return (member.node_id, member.disk_id) == (self.me.node_id, self.me.disk_id)
 
     def is_linked(self, member: Member) -> bool:
-        """Whether what is sent to a member can arrive, and at its own disk."""
+        """Whether messages to a member can arrive, at its own disk."""
         return self.links.get(member.node_id) == member.disk_id
 
     @property

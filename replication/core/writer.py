@@ -4,7 +4,8 @@
     HandleVote       decides on a promise and stores it       flush, promise, truncation, install
     FollowLeader     follows an elected leader, and           flush, promise, truncation, install
                      stores that promise
-    ReachOut         promises nobody a higher epoch           flush, promise, truncation, install
+    ReachOut         stores a promise of a higher epoch to    flush, promise, truncation, install
+                     nobody
     TruncateLog      truncates                                flush, promise, truncation, install
     InstallSnapshot  installs a snapshot that was fetched     flush, promise, truncation, install
     WriteFrames      appends a stream's frames                promise, truncation, install
@@ -13,12 +14,13 @@
     (none)           a flush, or the removal of one expired   everything
                      segment: in turns while both are due
 
-A promise is decided at the head, while no flush runs. So the comparison of rule 5 sees all that is durable, and no
-flush that began under an older promise ends after it. Frames in the file that no flush has covered are covered by the
-next one, under the new promise; by then no object is left that would count or acknowledge them. A truncation waits for
-the flush, so no flush spans one. The removal of a segment counts as a flush: all waits for it but appends, so no log is
-truncated or reset while a segment's files go, and nothing waits for more than one segment. An `epoch_start` needs no
-job: a leader appends it when its majority is complete, while nothing but a flush or such a removal can be running.
+A promise is decided at the head, while no flush runs. So the comparison of rule 5 sees everything that is durable, and
+no flush that began under an older promise ends after it. Frames in the file that no flush has covered are covered by
+the next one, under the new promise; by then no object is left that would count or acknowledge them. A truncation waits
+for the flush, so no flush spans one. The removal of a segment counts as a flush: all but appends waits for it, so no
+log is truncated or reset while a segment's files are removed, and nothing waits for more than one segment. An
+`epoch_start` needs no job: a leader appends it when its majority is complete, while only a flush or such a removal can
+be running.
 """
 
 from collections import deque
@@ -50,7 +52,7 @@ class FollowLeader:
 
 @dataclass(frozen=True, slots=True)
 class ReachOut:
-    """A node named an epoch that is out of reach (rule 18)."""
+    """A node sent an epoch that is out of reach (rule 18)."""
 
     node_id: str
     epoch: int
@@ -58,7 +60,7 @@ class ReachOut:
 
 @dataclass(frozen=True, slots=True)
 class TruncateLog:
-    """The answer to an opening was: truncate."""
+    """The answer to an opening was TRUNCATE."""
 
     stream_id: int
     index: int
@@ -108,11 +110,11 @@ class Writer:
         self._jobs.append(job)
 
     def has_job(self, kind: type[HandleVote | FollowLeader | ReachOut], node_id: str = "") -> bool:
-        """Whether such a job is queued, of one node if it is named. That bounds the queue."""
+        """Whether such a job is queued, for one node if given. This bounds the queue."""
         return any(isinstance(job, kind) and node_id in ("", job.node_id) for job in self._jobs)
 
     def take(self) -> Job | None:
-        """Remove and return the next job, if it may begin now."""
+        """Remove and return the next job if it may begin now."""
         if not self._jobs or self._disk is Disk.EXCLUSIVE:
             return None
         if self._disk is not Disk.FREE and not isinstance(self._jobs[0], WriteFrames):
@@ -167,16 +169,16 @@ class Writer:
         self._expiry_due = not is_over
 
     def answered(self, now: int) -> None:
-        """The disk begins with one more part of what it is busy with: it does not hang."""
+        """The disk starts the next part of its operation, so it does not hang."""
         self._busy_since = now
 
     def hangs(self, now: int, patience: int) -> bool:
-        """Whether the disk has been busy with one thing for longer than `patience` (rule 11: a hung flush)."""
+        """Whether the disk has been busy with one operation for longer than `patience` (rule 11: a hung flush)."""
         return self._disk is not Disk.FREE and now - self._busy_since > patience
 
     @property
     def may_append(self) -> bool:
-        """Whether a leader may append what waits: nothing is queued and the disk is free."""
+        """Whether a leader may append waiting writes: nothing is queued and the disk is free."""
         return not self._jobs and self._disk is Disk.FREE
 
     @property

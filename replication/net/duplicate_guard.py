@@ -1,15 +1,15 @@
-"""Rule 10: which process speaks for a disk.
+"""Rule 10: which process may act for a disk.
 
-A second link with the same disk id and another incarnation is one of two things: the same node, restarted, whose
-old link nobody has noticed to be dead; or a duplicate, a copy of the data_dir that runs beside the original and
-would promise and acknowledge a second time with one disk. The first link decides:
+A second link with the same disk id and another incarnation is one of two things: the same node after a restart, whose
+dead old link was not noticed yet; or a duplicate, a copy of the data_dir that runs at the same time as the original and
+would promise and acknowledge a second time for one disk. The first link decides:
 
     a caller comes -> the links of other incarnations are probed, each with this round's nonce
     one of them answers with that nonce   -> the caller is refused, with an alarm
     all of them end, or do not answer     -> the caller replaces them
 
-Every round has a new nonce, so an answer proves that the first process lived after the second came. No I/O here:
-`LinkServer` sends, waits and hangs up.
+Every round has a new nonce, so an answer proves that the first process was alive after the second one came. No I/O
+here: `LinkServer` sends, waits and hangs up.
 """
 
 from typing import NamedTuple
@@ -30,7 +30,7 @@ class ProbeRound(NamedTuple):
 
 
 class DuplicateNodeGuard:
-    """The open links, by number, and the probe rounds under way."""
+    """The open links, by number, and the probe rounds in progress."""
 
     def __init__(self) -> None:
         self._open: dict[int, Caller] = {}

@@ -16,7 +16,7 @@ from .wire import BadMessage
 
 
 def members_of_genesis(raw: bytes) -> Members:
-    """The members that a genesis frame names.
+    """The members in a genesis frame.
 
     Raises:
         BadMessage: the bytes are not a genesis frame.
@@ -38,7 +38,7 @@ def members_of_genesis(raw: bytes) -> Members:
 
 
 class Forming:
-    """Dials the other members; waits until they form the cluster, or one of them shows the genesis of theirs."""
+    """Dials the other members; waits until they form the cluster, or until one of them sends a genesis."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Forming:
     ) -> None:
         """`make_genesis` takes the members and the features that all of them offer; `features` are this node's.
 
-        `check_genesis` raises BadMessage for a frame that this node could not run with: it waits for another.
+        `check_genesis` raises BadMessage for a frame that this node cannot run with; it then waits for another.
         """
         self._me = me
         self._address = address
@@ -86,7 +86,7 @@ class Forming:
         return await self._server.serve(request)
 
     def awaited(self) -> str:
-        """The other initial members, each with what it answered; empty if there is no other."""
+        """The other initial members, each with its answer; empty if there is no other."""
         return ", ".join(f"{node}: {self._answer_of(node)}" for node in self._formation.others)
 
     def _answer_of(self, node_id: str) -> str:
@@ -133,14 +133,14 @@ class Forming:
         self.failures.pop(f"link from {peer.node_id}", None)
 
     def peer_doubted(self, node_id: str, reason: str) -> None:
-        """Note it: `awaited` says it, and so does the journal while the node waits."""
+        """Note the refusal: `awaited` reports it, and it is logged while the node waits."""
         self.failures[f"link from {node_id}"] = reason
 
     def peer_foreign(self, node_id: str) -> None:
         """No cluster is foreign to a node without one."""
 
     def duplicate_refused(self, peer: PeerInfo) -> None:
-        """Note that a copy of an unformatted node's data_dir runs, too."""
+        """Note that a copy of an unformatted node's data_dir is also running."""
         if self._trust.is_member(peer.node_id):
             self.failures[peer.node_id] = "a second process with the same disk runs"
 

@@ -1,17 +1,18 @@
-"""The handshake of every socket between nodes (rule 10): who is this, of which cluster, and does it know the secret?
+"""The handshake of every socket between nodes (rule 10): which node is this, of which cluster, and has it the secret?
 
     dialled -> dialler   Challenge {protocols, nonce}
     dialler -> dialled   Hello {protocol, purpose, info, nonce, mac}
     dialled -> dialler   Welcome {info, mac}   or   Refused {code, reason}, and the end
 
-A challenge names the lowest and the highest protocol of its speaker, a hello the one that the dialler chose. An info
-has the features that its speaker's program offers, and the fingerprint of its machine's code, which no rule reads. A
-peer that does not offer a feature which the log names is refused.
+A challenge has the lowest and the highest protocol of its sender, a hello the one that the dialler chose. An info has
+the features that its sender's program offers, and the fingerprint of its machine's code, which no rule reads. A peer
+that does not offer a feature in the log is refused.
 
-`mac` is HMAC-SHA256 over the protocol (and the challenge's range), the speaker's role, both nonces, the purpose and its
-PeerInfo, so neither a replay nor a reflection passes, and nobody on the way can lower the protocol. Without a peer
-secret it is empty; a node with a secret refuses one without. A node may accept several secrets (`trust`): it proves the
-first one when it dials, and the one that the dialler proved when it is dialled, so that secrets can be rotated.
+`mac` is HMAC-SHA256 over the protocol (and the challenge's range), the sender's role, both nonces, the purpose and its
+PeerInfo, so neither a replay nor a reflection passes, and no man in the middle can lower the protocol. Without a peer
+secret it is empty; a node with a secret refuses a peer without one. A node may accept several secrets (`trust`): it
+proves the first one when it dials, and the one that the dialler proved when it is dialled, so that secrets can be
+rotated.
 """
 
 import asyncio
@@ -63,19 +64,19 @@ MAX_HELLO_BYTES = 1 << 14
 MAX_HELLO_CONTAINERS = 64
 """Arrays and maps in one message of the hello, nested ones counted."""
 MAX_UNPROVED_BYTES = 2 * MAX_HELLO_BYTES + 1024
-"""What either end takes in a hello, the WebSocket's frames included. A dialler gets two messages."""
+"""The maximum that either end accepts in a hello, including WebSocket framing. A dialler gets two messages."""
 UNPROVED_LIMIT = 64
-"""Sockets of one server in their hello; a newer one ends the oldest. A member's hello takes a round trip or two."""
+"""Sockets of one server that are in their hello; a newer one ends the oldest. A hello takes one or two round trips."""
 ENDS = frozenset({WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED})
 WS_TIMEOUT = ClientWSTimeout(ws_close=1.0)  # pyright: ignore[reportCallIssue]  # it does not read attr.ib
 
 
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
-    """What a node says of itself. `cluster_id` is all zeros while it is unformatted.
+    """What a node reports about itself. `cluster_id` is all zeros while it is unformatted.
 
-    `features` are what its program offers. `requires` are those that its log names; it does not send them, but refuses
-    a peer that lacks one. `code` is the fingerprint of its machine's code, `UNKNOWN_CODE` of a machine without source.
+    `features` are those that its program offers. `requires` are those in its log; it does not send them, but refuses a
+    peer that lacks one. `code` is the fingerprint of its machine's code, `UNKNOWN_CODE` for a machine without source.
     """
 
     cluster_id: bytes
@@ -94,7 +95,7 @@ class PeerInfo:
 
 
 class PeerRefused(ReplicationError):
-    """This node and its peer must not talk; `code` is stable, `reason` is for people."""
+    """This node and its peer must not communicate; `code` is stable, `reason` is for people."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(f"{code}: {reason}")
@@ -111,15 +112,17 @@ class UnequalSecrets(PeerRefused):
 
 
 class ForeignCluster(PeerRefused):
-    """This node refuses a peer of another cluster. What a peer says of itself, or answers, is a plain `PeerRefused`."""
+    """This node refuses a peer of another cluster. (A refusal by the peer is a plain `PeerRefused`.)"""
 
     def __init__(self, peer: PeerInfo) -> None:
-        super().__init__(FOREIGN_CLUSTER, f"{peer.node_id} is of cluster {peer.cluster_id.hex()}, this is another")
+        super().__init__(
+            FOREIGN_CLUSTER, f"{peer.node_id} is of cluster {peer.cluster_id.hex()}, which is not this one"
+        )
         self.node_id = peer.node_id
 
 
 LINK_FAILURES = (ClientError, OSError, asyncio.TimeoutError, BadMessage, PeerRefused)
-"""What ends a socket between nodes without a fault of this program."""
+"""Errors that end a socket between nodes and are not bugs of this program."""
 
 
 def _row(info: PeerInfo) -> list[Any]:
@@ -139,7 +142,7 @@ def _peer_info(row: Any) -> PeerInfo:
 
 
 def is_address(address: Any) -> bool:
-    """Whether somebody may be dialled there: it is HOST:PORT, and no URL of another path."""
+    """Whether the address may be dialled: it is HOST:PORT, and not a URL with another path."""
     if type(address) is not str or len(address) > MAX_ADDRESS:
         return False
     try:
@@ -173,7 +176,7 @@ def mac(
     protocol: int = HIGHEST_PROTOCOL,
     offered: tuple[int, int] = (LOWEST_PROTOCOL, HIGHEST_PROTOCOL),
 ) -> bytes:
-    """The proof that the speaker knows the secret; empty without one. `offered` is the range of the challenge."""
+    """The proof that the sender knows the secret; empty without one. `offered` is the range of the challenge."""
     if secret is None:
         return b""
     said = [[protocol, *offered], role, dialled_nonce, dialler_nonce, purpose, _row(info)]
@@ -181,10 +184,10 @@ def mac(
 
 
 def check_peer(me: PeerInfo, peer: PeerInfo) -> None:
-    """Check that this node may talk to the peer. An unformatted node may talk to any.
+    """Check that this node may communicate with the peer. An unformatted node may with any.
 
     Raises:
-        PeerRefused: the peer is of another cluster, has this node's id, or lacks a feature that the log names.
+        PeerRefused: the peer is of another cluster, has this node's id, or lacks a feature in the log.
     """
     if me.is_formatted and peer.is_formatted and me.cluster_id != peer.cluster_id:
         raise ForeignCluster(peer)
@@ -197,7 +200,7 @@ def check_peer(me: PeerInfo, peer: PeerInfo) -> None:
 
 
 async def _receive(socket: Socket, length: int) -> list[Any]:
-    """A message of the hello, an array of so many values. Whoever sent it is a stranger: it is checked, then unpacked.
+    """A message of the hello, an array of `length` values. Its sender is untrusted: it is checked before unpacking.
 
     Raises:
         PeerRefused: it is a refusal. BadMessage, ConnectionResetError.
@@ -205,7 +208,7 @@ async def _receive(socket: Socket, length: int) -> list[Any]:
     message = await socket.receive()
     if message.type is WSMsgType.ERROR:
         drop_frames(message.data)
-        raise BadMessage(f"what came is no message of a WebSocket: {message.data}")
+        raise BadMessage(f"the received data is not a WebSocket message: {message.data}")
     if message.type in ENDS:
         raise ConnectionResetError("the peer closed during the hello")
     if message.type is not WSMsgType.BINARY:
@@ -237,7 +240,7 @@ def _protocol_of_hello(spoken: Any) -> int:
 
 
 def _protocol_of_challenge(spoken: Any) -> tuple[int, tuple[int, int]]:
-    """The protocol to speak, the highest that both ends know, and the range that the challenge names."""
+    """The protocol to use, which is the highest that both ends know, and the range in the challenge."""
     match spoken:
         case [int(lowest), int(highest)] if lowest <= HIGHEST_PROTOCOL and highest >= LOWEST_PROTOCOL:
             return min(highest, HIGHEST_PROTOCOL), (lowest, highest)
@@ -273,8 +276,7 @@ async def dial(
 ) -> tuple[ClientWebSocketResponse, PeerInfo]:
     """Dial a peer at HOST:PORT and shake hands; return the socket and the peer. On an error nothing stays open.
 
-    `purpose` is one of `PATHS`. `me` is asked again after the hello: what this node requires may have become more while
-    it lasted.
+    `purpose` is one of `PATHS`. `me` is called again after the hello: meanwhile this node may require more features.
 
     Without `ping_s` the caller pings, and reads the peer's pings and pongs as messages.
 
@@ -330,7 +332,7 @@ async def dial_hello(
     _proved(() if secret is None else (secret,), lambda _: expected, given, expected_node_id)
     check_peer(me, peer)
     if peer.node_id != expected_node_id:
-        raise PeerRefused("other_node", f"{expected_node_id} was expected there, {peer.node_id} answered")
+        raise PeerRefused("other_node", f"{expected_node_id} was expected there, but {peer.node_id} answered")
     return peer
 
 
@@ -379,9 +381,9 @@ async def answer_hello(
 
 
 class HelloServer:
-    """Answers the hellos of one kind of socket. Those that are not proved yet are bounded, in number and in time.
+    """Answers the hellos of one kind of socket. Unproved ones are bounded in number and in time.
 
-    A stranger who leaves sockets in their hello keeps no member out: beyond the limit the oldest of them ends.
+    A stranger that leaves sockets in their hello cannot keep members out: beyond the limit, the oldest one is closed.
     """
 
     def __init__(
@@ -393,7 +395,7 @@ class HelloServer:
         doubted: Callable[[str, str], None] | None = None,
         foreign: Callable[[str], None] | None = None,
     ) -> None:
-        """`doubted` gets the id that a peer claims and the reason, if it is a member's and the secrets differ.
+        """`doubted` gets the id that a peer claims, if it is a member's, and the reason when the secrets differ.
 
         `foreign` gets the id of a peer of another cluster that proved a secret of this node.
         """
@@ -410,8 +412,8 @@ class HelloServer:
 
         Raises:
             TimeoutError: it took too long.
-            PeerRefused, BadMessage, ConnectionResetError: as `answer_hello`; or the peer is not believed, or lacks a
-                feature that this node requires by now, or too many others came before it had proved itself.
+            PeerRefused, BadMessage, ConnectionResetError: as `answer_hello`; or the peer is not trusted, or lacks a
+                feature that this node now requires, or too many others arrived before it proved itself.
         """
         self._unproved[socket] = request
         if len(self._unproved) > UNPROVED_LIMIT:
@@ -447,12 +449,12 @@ class HelloServer:
         self._unproved.pop(socket, None)
         if self._admit is not None:
             await self._admit(peer)
-        check_peer(self._me(), peer)  # What is required by now; the peer can still be told.
+        check_peer(self._me(), peer)  # Features that are required by now; the peer can still be sent a refusal.
 
     def _end(self, socket: web.WebSocketResponse) -> None:
         transport = self._unproved.pop(socket).transport
         if transport is not None:
-            transport.abort()  # No closing handshake with somebody who says nothing.
+            transport.abort()  # No closing handshake with a silent peer.
 
     def close(self) -> None:
         """End the sockets that are not proved yet."""

@@ -1,7 +1,7 @@
 """`/peer` links (rule 10): each node dials every other, and sends only on the socket that it dialled.
 
-So bulk on `/peer/stream` cannot delay a heartbeat, and an answer proves that the answerer reaches the asker. Only a
-probe goes the other way: is the process that dialled this link still alive (`duplicate_guard`)?
+So bulk data on `/peer/stream` cannot delay a heartbeat, and an answer proves that its sender can reach this node. Only
+probes go the other way: is the process that dialled this link still alive (`duplicate_guard`)?
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from .sockets import (
 from .trust import Trust
 from .wire import MAX_MESSAGE_BYTES, MAX_REASON, decode_peer, encode
 
-SERVER_PING_S = 10.0  # Of the end that was dialled: it only has to notice some time.
+SERVER_PING_S = 10.0  # Of the dialled end, which only has to notice eventually.
 FIRST_REDIAL_S = 0.05
 SHORTEST_REDIAL_S = 0.02
 CLOSE_S = 0.1
@@ -64,7 +64,7 @@ class LinkEvents(Protocol):
     """What links report to their node. Called on the loop."""
 
     def me(self) -> PeerInfo:
-        """What this node says of itself now."""
+        """What this node now reports about itself."""
         ...
 
     def link_up(self, peer: PeerInfo) -> None:
@@ -84,19 +84,19 @@ class LinkEvents(Protocol):
         ...
 
     def peer_doubted(self, node_id: str, reason: str) -> None:
-        """Somebody who claims to be this member dialled this node, and did not prove a peer secret of this node."""
+        """A caller that claims to be this member dialled this node without proving one of its peer secrets."""
         ...
 
     def peer_foreign(self, node_id: str) -> None:
-        """A peer of another cluster, which proved a secret of this node, dialled it."""
+        """A peer of another cluster that proved one of this node's secrets dialled it."""
         ...
 
     def duplicate_refused(self, peer: PeerInfo) -> None:
-        """A second process with a peer's disk was refused, since the first one answers: an operator must look."""
+        """A second process with a peer's disk was refused, since the first one answers: an operator must check it."""
         ...
 
     def peer_replaced(self, peer: PeerInfo) -> None:
-        """Another incarnation of this peer's disk replaced it; nothing that it says counts any more."""
+        """Another incarnation of this peer's disk replaced it; its messages no longer count."""
         ...
 
     def message_received(self, peer: PeerInfo, message: PeerMessage) -> None:
@@ -105,7 +105,7 @@ class LinkEvents(Protocol):
 
 
 class Link:
-    """The link that this node dials to one peer, and redials when it ends. `send` never waits; it may drop."""
+    """The link that this node dials to one peer, and redials when it ends. `send` never waits but may drop messages."""
 
     def __init__(
         self,
@@ -198,12 +198,12 @@ class Link:
         finally:
             self.peer = self._socket = None
             self._events.link_down(self.node_id, reason)
-            with suppress(TimeoutError):  # A silent peer takes no part in a closing handshake.
+            with suppress(TimeoutError):  # A silent peer does not answer a closing handshake.
                 async with asyncio.timeout(CLOSE_S):
                     await close_socket(socket)
 
     async def _answer_probes(self, socket: ClientWebSocketResponse, pinger: Pinger) -> None:
-        """Read what the other side sends, which is probes, pings and pongs. Ends with the link."""
+        """Read what the other side sends: probes, pings and pongs. Ends with the link."""
         async for message in socket:
             if message.type is WSMsgType.PONG:
                 pinger.answered()
@@ -221,7 +221,7 @@ class Link:
 
 
 class LinkServer:
-    """The accepting end: answers hellos and passes on what peers say."""
+    """The accepting end: answers hellos and passes on the peers' messages."""
 
     def __init__(self, events: LinkEvents, trust: Trust, election_timeout_s: float = ELECTION_TIMEOUT_S) -> None:
         self._events = events
@@ -244,7 +244,7 @@ class LinkServer:
         number = self._number
         try:
             peer = await self._hellos.answer(request, socket)
-            if self._closed:  # During the hello. The peer dials again, and finds whatever serves then.
+            if self._closed:  # During the hello. The peer dials again and reaches the server that is active then.
                 raise ConnectionResetError("this node hung up")
             await self._listen(number, socket, peer)
         except LINK_FAILURES:
@@ -254,7 +254,7 @@ class LinkServer:
         return socket
 
     def _doubt(self, node_id: str, reason: str) -> None:
-        """Report it, unless that member is connected: then somebody else goes under its name."""
+        """Report it, unless that member is connected: then another program uses its name."""
         if all(peer.node_id != node_id for _, peer in self._links.values()):
             self._events.peer_doubted(node_id, reason)
 
@@ -303,7 +303,7 @@ class LinkServer:
                     await self._replace(number)
 
     async def _is_answered(self, probes: ProbeRound, deadline: float) -> bool:
-        """Probe; whether a link answers before the deadline, and before one of them ends."""
+        """Probe; return whether a link answers before the deadline and before one of them ends."""
         answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._probes[probes.nonce] = answered
         try:

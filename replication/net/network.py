@@ -1,4 +1,4 @@
-"""A replica's links and streams. What arrives becomes events of the core; what the core sends goes to its socket.
+"""A replica's links and streams. Arriving messages become events of the core; messages of the core go to sockets.
 
 No protocol state is kept here, only which socket has which number.
 """
@@ -34,9 +34,9 @@ from .trust import Trust
 from .wire import Assembled, Positions, Shipment
 
 GUEST_S = 600.0
-"""A peer that is no member is forgotten when its link has been down for this long."""
+"""A peer that is not a member is forgotten when its link has been down for this long."""
 DOUBT_S = 60.0
-"""How often it is logged that somebody who claims to be a member does not prove the peer secret."""
+"""How often to log that a caller claims to be a member without proving the peer secret."""
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class StreamProgress:
 
 @dataclass(slots=True)
 class PeerReports:
-    """Facts about peers that no rule reads, for status and alarms. Of members, and of the peers that are dialled.
+    """Facts about peers that no rule reads, for status and alarms: about members and dialled peers.
 
     `failures` has a reason by node id for a link that this node dialled, by `link from ID` for one that it refused.
     """
@@ -66,8 +66,8 @@ class PeerReports:
 class Network:
     """Implements `LinkEvents` and `StreamEvents` for a replica.
 
-    Members are dialled at the addresses of the configuration or of the log. A guest, which is a peer that proved a
-    secret and is no member, is dialled at the address that it says, while there is room, and forgotten some time after
+    Members are dialled at their addresses in the configuration or the log. A guest, a peer that proved a secret but is
+    not a member, is dialled at the address that it reports, while there is room, and forgotten some time after
     its link went down.
     """
 
@@ -84,7 +84,7 @@ class Network:
         max_frame_bytes: int,
         election_timeout_s: float,
     ) -> None:
-        """`member_address` is where the log says that a member is, None of a node that is no member there."""
+        """`member_address` returns a member's address in the log, None for a node that is not a member there."""
         self._me = me
         self._handle = handle
         self._on_report = on_report
@@ -136,13 +136,13 @@ class Network:
         self._links[node_id] = Link(self, self._session, node_id, url, self.trust.secret, self._election_timeout_s)
 
     def _url_of(self, peer: PeerInfo) -> str | None:
-        """Where a peer that dialled this node is dialled: a member at its own address, whatever it says."""
+        """Where to dial a peer that dialled this node: a member at its known address, whatever it reports."""
         if self.trust.is_member(peer.node_id):
             return self._configured.get(peer.node_id) or self._member_address(peer.node_id)
         return peer.address if self.trust.secrets else None
 
     def _make_room(self, node_id: str) -> bool:
-        """For a member, forget a guest: the one whose link has been down for longest, or one that is linked."""
+        """Forget a guest to make room for a member: the one whose link has been down for longest, or a linked one."""
         guests = [other for other in self._links if not self.trust.is_member(other)]
         if not guests or not self.trust.is_member(node_id):
             return False
@@ -150,7 +150,7 @@ class Network:
         return True
 
     def forget_guests(self) -> None:
-        """Forget the peers that are no members and whose links have been down for long."""
+        """Forget peers that are not members and whose links have been down for long."""
         latest = self._now() - GUEST_S
         for node_id, since in list(self._down_since.items()):
             if since <= latest and not self.trust.is_member(node_id):
@@ -171,7 +171,7 @@ class Network:
         return asyncio.get_running_loop().time()
 
     def enforce_features(self) -> None:
-        """Hang up on peers that lack a feature which the log names, once it does. They are refused from then on."""
+        """Once a feature is in the log, hang up on peers that lack it. They are refused from then on."""
         requires = self.me().requires
         if requires == self._enforced:
             return
@@ -241,7 +241,7 @@ class Network:
             link.send(message)
 
     def show_genesis(self, node_id: str, frame: bytes, *, committed: bool) -> None:
-        """Show an unformatted node this cluster's genesis frame."""
+        """Send an unformatted node this cluster's genesis frame."""
         self.send(node_id, GenesisOffer(frame, committed))
 
     def address_of(self, node_id: str) -> str | None:
@@ -275,7 +275,7 @@ class Network:
         self._owner.peer_unlinked(node_id)
 
     def link_failed(self, node_id: str, error: Exception) -> None:
-        """Note the reason; the link redials. With a secret, that nobody proves to refuse, a refusal is only a word."""
+        """Note the reason; the link redials. A refusal proves nothing: the peer has not proved a secret yet."""
         if node_id not in self._links:
             return
         self.reports.failures[node_id] = failure_of(error)
@@ -294,17 +294,17 @@ class Network:
         self._on_foreign(self.reports.foreign)
 
     def peer_dialled(self, peer: PeerInfo) -> None:
-        """Dial back at once; also a peer that is not known yet: an observer that no configuration names."""
+        """Dial back at once, even a peer that is not known yet: an observer that is in no configuration."""
         self.reports.failures.pop(f"link from {peer.node_id}", None)
         url = self._url_of(peer)
         if peer.node_id in self._links and self.trust.is_member(peer.node_id) and url != self._urls[peer.node_id]:
-            self._forget(peer.node_id)  # It was a guest, at another address, and the log names it since.
+            self._forget(peer.node_id)  # It was a guest at another address, and has since become a member in the log.
         self._dial(peer.node_id, url)
         if (link := self._links.get(peer.node_id)) is not None:
             link.redial_now()
 
     def peer_doubted(self, node_id: str, reason: str) -> None:
-        """Tell the operator; whoever claims a member's id again and again fills no journal."""
+        """Log it, rate-limited, so that a caller that keeps claiming a member's id does not fill the journal."""
         self.reports.failures[f"link from {node_id}"] = reason
         now = self._now()
         if now - self._doubted_at.get(node_id, -DOUBT_S) >= DOUBT_S:
@@ -312,7 +312,7 @@ class Network:
             self._owner.alarmed(f"{node_id} was refused: {reason}")
 
     def is_member(self, node_id: str) -> bool:
-        """Whether a node is in `--members` or in the log's members record: what others say is told of members alone."""
+        """Whether a node is in `--members` or in the log's members record: only about members is anything reported."""
         return self.trust.is_member(node_id)
 
     def is_linked(self, node_id: str) -> bool:
@@ -320,7 +320,7 @@ class Network:
         return (link := self._links.get(node_id)) is not None and link.peer is not None
 
     def duplicate_refused(self, peer: PeerInfo) -> None:
-        """Rule 10: a copy of a running node's data_dir runs, too. It was refused; raise an alarm that stays."""
+        """Rule 10: a copy of a running node's data_dir is also running. It was refused; raise a lasting alarm."""
         if not self.trust.is_member(peer.node_id):
             return
         text = f"a second process of {peer.node_id} ({peer.address}) runs with the same disk: stop it, it is a copy"

@@ -38,7 +38,7 @@ PART_LIMIT_BYTES = 64 << 20
 ASKED_AHEAD = 2
 ANSWER_TIMEOUT_S = 30.0
 TAKE_TIMEOUT_S = 30.0
-"""A follower takes a piece within this, or the socket closes; it redials, and has what it fetched."""
+"""If a follower does not read a piece within this time, the socket closes; it redials and keeps what it fetched."""
 PING_S = 30.0
 FETCHES_LIMIT = 4
 """Fetches served at once; excess ones are refused, and the followers retry."""
@@ -93,7 +93,7 @@ class SnapshotServer:
             await self._serve_parts(socket, peer)
         except TimeoutError:
             if request.transport is not None:
-                request.transport.abort()  # A close would wait behind what the follower does not take.
+                request.transport.abort()  # A close would wait behind data that the follower does not read.
         except LINK_FAILURES:
             pass  # The follower is gone, or does not speak this protocol; it redials.
         finally:
@@ -121,7 +121,7 @@ class SnapshotServer:
                 return
             await socket.send_bytes(pack([len(data)]))
             for start in range(0, len(data), PIECE_BYTES):
-                async with asyncio.timeout(TAKE_TIMEOUT_S):  # Nor one that takes nothing.
+                async with asyncio.timeout(TAKE_TIMEOUT_S):  # Nor one that reads nothing.
                     await socket.send_bytes(data[start : start + PIECE_BYTES])
 
     async def close(self) -> None:
@@ -212,7 +212,7 @@ class SnapshotFetch:
         data = bytearray()
         while len(data) < length:
             if not (piece := await self._receive()):
-                raise BadMessage("an empty piece of a snapshot")  # As many as one likes would keep this node waiting.
+                raise BadMessage("an empty piece of a snapshot")  # Any number of them would keep this node waiting.
             data += piece
         if len(data) != length:
             raise BadMessage(f"a part of {length} bytes came with {len(data)}")

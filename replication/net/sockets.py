@@ -1,4 +1,4 @@
-"""What sockets between nodes share: two coroutines on one, how silence is noticed, what a stranger may send."""
+"""Shared by sockets between nodes: running two coroutines on one, noticing silence, limiting what strangers send."""
 
 import asyncio
 import math
@@ -26,20 +26,20 @@ from aiohttp import (
 Socket = ClientWebSocketResponse | web.WebSocketResponse
 
 ELECTION_TIMEOUT_S = 1.0
-"""Of a node that is not formed yet, and so has no clock of the protocol."""
+"""For a node whose cluster is not formed yet, and which so has no protocol clock."""
 TCP_SILENCE_TIMEOUTS = 3
 PINGS = 4
 SILENCE_TIMEOUTS = 2
 TURN_S = 0.005
 CLOSE_S = 1.0
-"""What the closing handshake may take of the end that was dialled."""
+"""The timeout of the closing handshake at the dialled end."""
 
 
 async def together(*coroutines: Coroutine[Any, Any, None]) -> None:
-    """Run these until one of them ends, however it ends; cancel the others, and raise what it raised.
+    """Run these until one of them ends, in whatever way; cancel the others, and raise its exception.
 
-    A `TaskGroup` does not do: it goes on without a task that returned or was cancelled; and it cancels the task that
-    holds it, which then, if its block ended by itself, counts as being cancelled from then on (Python 3.11).
+    A `TaskGroup` does not work here: it continues after a task returned or was cancelled; and it cancels its parent
+    task, which then counts as being cancelled even if its block ended by itself (Python 3.11).
     """
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
@@ -68,9 +68,9 @@ async def end_all(tasks: Iterable["asyncio.Task[Any]"]) -> None:
 
 
 def give_up_when_silent(socket: ClientWebSocketResponse | web.Request, election_timeout_s: float) -> None:
-    """Have the kernel end a socket on which nothing is acknowledged, or answered while it is idle.
+    """Have the kernel end a socket whose data is not acknowledged, or that does not answer probes while idle.
 
-    No rule depends on it: pings and the core's own rule for streams do the same, later.
+    No rule depends on this: pings and the core's own rule for streams do the same, but later.
     """
     if isinstance(socket, web.Request):
         tcp_socket = None if socket.transport is None else socket.transport.get_extra_info("socket")
@@ -92,10 +92,10 @@ async def read_in_turns(
     take: Callable[[WSMessage], object],
     clock: Callable[[], float] | None = None,
 ) -> None:
-    """Pass on what arrives until the socket closes. After TURN_S of work on it, the loop gets its turn.
+    """Pass on arriving messages until the socket closes. After TURN_S of work, the loop gets a turn.
 
-    A process that was paused, or slow, finds some thousand messages in the socket's buffer, and reading them waits for
-    nothing.
+    A process that was paused or slow may find thousands of messages in the socket's buffer, and reading those never
+    waits.
     """
     clock = clock or time.monotonic  # As it is now: whole nodes run in virtual time, too.
     worked_s = 0.0
@@ -109,7 +109,7 @@ async def read_in_turns(
 
 
 def peer_session() -> ClientSession:
-    """An HTTP session for dialling peers. It keeps no cookie and follows no redirect: who answers may be a stranger."""
+    """An HTTP session for dialling peers. It keeps no cookies and follows no redirects: a stranger may answer."""
     return ClientSession(
         connector=TCPConnector(limit=0),
         timeout=ClientTimeout(total=None),
@@ -119,7 +119,7 @@ def peer_session() -> ClientSession:
 
 
 async def refuse_redirects(request: ClientRequest, send: ClientHandlerType) -> ClientResponse:
-    """Have a session fail at a redirect: whoever answers would choose what this node dials next."""
+    """Have a session fail at a redirect: otherwise the answering program would choose what this node dials next."""
     response = await send(request)
     if HTTPStatus.MULTIPLE_CHOICES <= response.status < HTTPStatus.BAD_REQUEST:
         response.close()
@@ -128,23 +128,23 @@ async def refuse_redirects(request: ClientRequest, send: ClientHandlerType) -> C
 
 
 async def accept(request: web.Request, max_msg_size: int, heartbeat_s: float | None = None) -> web.WebSocketResponse:
-    """Open the WebSocket that a peer, or a stranger, asks for; nothing on it is compressed.
+    """Open the WebSocket that a peer, or a stranger, requests; nothing on it is compressed.
 
     Raises:
-        HTTPException: it is no request for a WebSocket, or it did not wait for the answer.
+        HTTPException: it is not a request for a WebSocket, or the client did not wait for the answer.
     """
     # A client must wait for the answer (RFC 6455, 4.1), and `of_a_stranger` counts from then on. What has come already
     # is in aiohttp's hands.
     protocol: Any = request.protocol
     if protocol._message_tail:  # noqa: SLF001
-        raise web.HTTPBadRequest(text="a WebSocket's client sends nothing before it has the answer")
+        raise web.HTTPBadRequest(text="a WebSocket client must not send anything before it has the answer")
     socket = web.WebSocketResponse(max_msg_size=max_msg_size, timeout=CLOSE_S, heartbeat=heartbeat_s, compress=False)
     await socket.prepare(request)
     return socket
 
 
 async def close_socket(socket: Socket) -> None:
-    """Close it in order, if it is open, and leave nothing of it: no timer, and no cycle of references."""
+    """Close it with a handshake, if it is open, and leave nothing behind: no timer and no reference cycle."""
     opened: Any = socket
     # Of aiohttp: what arrives would start the timer of its pings again; and the protocol would refer to the socket.
     opened._writer.protocol._data_received_cb = None  # noqa: SLF001
@@ -155,11 +155,11 @@ async def close_socket(socket: Socket) -> None:
 
 
 def drop_frames(error: BaseException | None) -> None:
-    """Remove the tracebacks of an error that was handled, and of those that caused it.
+    """Remove the tracebacks of a handled error and of its causes.
 
-    A traceback's frames hold what the handler held: a body, a response of megabytes. If a future or a socket in such a
-    frame also holds the error, the cycle keeps all of it until the garbage collector runs, which under load takes
-    seconds, or for good once it was frozen.
+    A traceback's frames hold the handler's variables: a body, a response of megabytes. If a future or a socket in such
+    a frame also holds the error, the cycle keeps all of it in memory until the garbage collector runs, which under load
+    takes seconds, or forever once it was frozen.
     """
     errors, seen = [error], set[int]()
     while errors:
@@ -171,20 +171,19 @@ def drop_frames(error: BaseException | None) -> None:
 
 
 class StrangerSentTooMuch(ConnectionResetError):
-    """Whoever is at the other end sent more than a stranger may; it was cut off."""
+    """The other end sent more than a stranger may; it was cut off."""
 
 
 @contextmanager
 def of_a_stranger(socket: Socket, most_bytes: int) -> Generator[None]:
-    """While the block runs, the other end of an open socket may send so many bytes in all; a ping gets no answer.
+    """While the block runs, the other end may send at most `most_bytes` in total; pings get no answer.
 
-    What came with the answer to a dialler is not counted, at most two reads from the kernel. `receive` returns pings
-    and pongs, too. If the block fails, the socket is closed: there is no closing
-    handshake with a stranger, who need not take part, or may send a thousand pings first. What was sent to it still
-    goes out.
+    Data that arrived together with the answer to a dialler is not counted: at most two reads from the kernel. `receive`
+    returns pings and pongs, too. If the block fails, the socket is closed without a closing handshake, since a stranger
+    need not answer it, or may send a thousand pings first. Data already sent to it still goes out.
 
     Raises:
-        StrangerSentTooMuch: instead of the ConnectionError that its end led to.
+        StrangerSentTooMuch: instead of the ConnectionError that closing the socket causes.
     """
     # aiohttp shows neither a dialled socket's transport nor whether it answers pings. Its own limit is that of a
     # message, and stays as it was set when the socket was opened.
@@ -206,7 +205,7 @@ def of_a_stranger(socket: Socket, most_bytes: int) -> Generator[None]:
 
 
 class _StrangerLimit(asyncio.Protocol):
-    """Takes the place of a transport's protocol, counts what arrives, and passes it on until it is too much."""
+    """Replaces a transport's protocol, counts the arriving bytes, and passes them on up to a limit."""
 
     def __init__(self, transport: asyncio.Transport, most_bytes: int) -> None:
         self.is_exceeded = False
@@ -216,7 +215,7 @@ class _StrangerLimit(asyncio.Protocol):
         transport.set_protocol(self)
 
     def lift(self) -> None:
-        """Let the protocol have its place again."""
+        """Restore the original protocol."""
         self._transport.set_protocol(self._protocol)
 
     def data_received(self, data: bytes) -> None:
@@ -244,7 +243,7 @@ class _StrangerLimit(asyncio.Protocol):
 class Pinger:
     """Pings the other end, and ends with an error when two election timeouts pass without a pong.
 
-    It counts pings, not time: after this process was frozen, pongs wait to be read.
+    It counts pings instead of time: after this process was frozen, pongs may be waiting to be read.
     """
 
     def __init__(self, socket: ClientWebSocketResponse, election_timeout_s: float) -> None:

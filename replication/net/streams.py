@@ -3,12 +3,12 @@
     FollowerStream  the follower's end: hello, Open, OpenAnswer, then shipments in and Acks out
     LeaderStream    the leader's end: the driver's `Ship` and `AnswerOpen` go out, Acks come in
 
-Both only carry messages; their meaning is the core's. A message holds at most 256 KiB of frame bytes after its head; a
-larger frame spans messages.
+Both only carry messages; the core interprets them. A message holds at most 256 KiB of frame bytes after its head; a
+larger frame spans several messages.
 
-`Outbox` sends at once where nothing has to be waited for, else from a task: `send_bytes` waits only for a transport
-whose buffer is full. So a message nearly always leaves in the call that makes it, without a queue, an event and a turn
-of the loop, which are half of what a small message costs.
+`Outbox` sends at once if it need not wait, otherwise from a task: `send_bytes` waits only for a transport whose buffer
+is full. So a message is nearly always sent in the call that creates it, without a queue, an event and a turn of the
+loop, which are half of the cost of a small message.
 """
 
 import asyncio
@@ -37,13 +37,13 @@ from .wire import (
     to_messages,
 )
 
-PING_S = 30.0  # On a slow link the answer to a ping may wait for seconds behind a full window.
+PING_S = 30.0  # On a slow link a pong may wait for seconds behind a full window.
 
 Then = Callable[[], None]
 
 
 class Sink(Protocol):
-    """Either end of a WebSocket, as aiohttp has them."""
+    """Either end of a WebSocket in aiohttp."""
 
     def send_bytes(self, data: bytes) -> Coroutine[Any, Any, None]:
         """Hand a message to the transport; wait while its buffer is full."""
@@ -51,18 +51,18 @@ class Sink(Protocol):
 
 
 class Outbox:
-    """Messages to one socket, in order. `carry` must run as a task: it sends what could not leave at once."""
+    """Messages to one socket, in order. `carry` must run as a task: it sends what could not be sent at once."""
 
     def __init__(self, socket: Sink) -> None:
         self._socket = socket
         self._begun: tuple[Coroutine[Any, Any, None], Any] | None = None
-        self._carried = False  # A queued message is on its way, and waits for room.
+        self._carried = False  # A queued message is being sent and waits for room.
         self._waiting: deque[bytes | Then] = deque()
         self._wake = asyncio.Event()
         self.waiting_bytes = 0
 
     def send(self, data: bytes) -> None:
-        """Send a message now, or queue it. A broken socket loses it; whoever reads the socket notices that."""
+        """Send a message now, or queue it. A broken socket loses it; the reader of the socket notices that."""
         if self._begun is not None or self._carried or self._waiting:
             self._waiting.append(data)
             self.waiting_bytes += len(data)
@@ -72,7 +72,7 @@ class Outbox:
             awaited = sending.send(None)
         except (StopIteration, ConnectionError):
             return
-        # All who wait for room share one future of the transport. It now believes that a task is about to await it, and
+        # All waiters for room share one future of the transport. It now believes that a task is about to await it, and
         # would refuse the next one that does.
         awaited._asyncio_future_blocking = False  # noqa: SLF001  # part of the protocol between futures and tasks
         self._begun = (sending, awaited)
@@ -86,12 +86,12 @@ class Outbox:
             then()
 
     def drop_waiting(self) -> None:
-        """Drop what is queued: a newer message replaces it."""
+        """Drop the queued messages: a newer one replaces them."""
         self._waiting.clear()
         self.waiting_bytes = 0
 
     async def carry(self) -> None:
-        """Send what is queued, until cancelled.
+        """Send queued messages, until cancelled.
 
         Raises:
             ConnectionError: the socket is gone.
@@ -130,7 +130,7 @@ class StreamEvents(Protocol):
     """What streams report to their node. Called on the loop."""
 
     def me(self) -> PeerInfo:
-        """What this node says of itself now."""
+        """What this node now reports about itself."""
         ...
 
     def stream_connected(self, stream_id: int) -> None:
@@ -193,11 +193,7 @@ class FollowerStream:
         )
 
     def send(self, message: Open | Ack | CrcMismatch) -> None:
-        """Send a message. An ack replaces a queued older one: it covers all that the older one did.
-
-        Nothing else is queued before an ack: it follows an answer, so the opening was sent; and a follower that reports
-        a mismatch has matched nothing on this stream, so it acknowledges nothing (rule 8).
-        """
+        """Send a message. An ack replaces a queued older one, which it covers."""
         if self._outbox is not None:
             if isinstance(message, Ack):
                 self._outbox.drop_waiting()
@@ -296,8 +292,8 @@ class LeaderStream:
             carrying.cancel()
             raise
         finally:
-            # The task's exception holds stack frames, those a shipment, and this one the task: without this all of it
-            # would stay until the next full garbage collection.
+            # The task's exception holds stack frames, those a shipment, and this frame the task: without this, all
+            # of it would stay in memory until the next full garbage collection.
             self.carrying = None
             del carrying
 
@@ -324,7 +320,7 @@ class LeaderStream:
 
 
 def said_in(message: WSMessage) -> StreamMessage:
-    """What the follower says. Raises ConnectionResetError, BadMessage."""
+    """The follower's next message. Raises ConnectionResetError, BadMessage."""
     if message.type is not WSMsgType.BINARY:
         raise ConnectionResetError("the follower closed it")
     return decode_stream(message.data)

@@ -20,22 +20,22 @@ class Trust:
 
     secrets: tuple[bytes, ...]
     is_member: Callable[[str], bool]
-    """Whether a node id is in `--members` or in the log's members record. That a peer claims it is no proof."""
+    """Whether a node id is in `--members` or in the log's members record. A peer's claim to it proves nothing."""
     insecure: bool = False
 
     @property
     def secret(self) -> bytes | None:
-        """The secret that this node proves to those whom it dials; None without one."""
+        """The secret that this node proves to the peers that it dials; None without one."""
         return self.secrets[0] if self.secrets else None
 
     def doubt_of_caller(self, host: str | None) -> str | None:
-        """Why nobody who calls from this IP address is believed; None if somebody may be."""
+        """Why no caller from this IP address is trusted; None if one may be."""
         if self.secrets or self.insecure or (host is not None and is_loopback(host)):
             return None
         return "this node has no peer secret, so its peers must be on its own machine"
 
     def doubt_of_peer(self, node_id: str) -> str | None:
-        """Why a peer that proved a secret, if there is one, is not believed; None if it is."""
+        """Why a peer that proved a secret, if there is one, is not trusted; None if it is."""
         if self.secrets or self.is_member(node_id):
             return None
-        return f"{node_id} is no member, and this node has no peer secret"
+        return f"{node_id} is not a member, and this node has no peer secret"

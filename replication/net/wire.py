@@ -1,11 +1,11 @@
 """The bytes on links and streams. A message that does not decode is the peer's fault (`BadMessage`): its link closes.
 
-A message is one msgpack array, [type, field, ...]; each field is checked. What a leader says on a stream is framed by
-one byte more, since a shipment is raw frame bytes and not msgpack:
+A message is one msgpack array, [type, field, ...]; each field is checked. A leader's messages on a stream have one more
+byte in front, since a shipment is raw frame bytes and not msgpack:
 
     0 u8, an OpenAnswer | 1 u8, commit_index u64, durable_index u64, clock u64, frame bytes
 
-A larger shipment is split anywhere. `FrameAssembler` joins the messages: only whole frames count (rule 8).
+A larger shipment is split at any byte. `FrameAssembler` joins the messages: only whole frames count (rule 8).
 """
 
 import struct
@@ -51,7 +51,7 @@ MAX_CONTROL_BYTES = 1 << 14
 MAX_MESSAGE_BYTES = (1 << 20) + 4096
 
 SHIPMENT = struct.Struct("<QQQ")
-SHIPMENT_BYTES = 1 << 18  # So that progress shows on a slow link: a follower acknowledges pieces, too.
+SHIPMENT_BYTES = 1 << 18  # So that progress is visible on a slow link: a follower acknowledges pieces, too.
 ANSWER, FRAMES = b"\0", b"\1"
 
 M = TypeVar("M")
@@ -136,7 +136,7 @@ def _verb(value: Any) -> OpenVerb:
     try:
         return OpenVerb(value)
     except ValueError as error:
-        raise BadMessage(f"{value!r:.80} is no answer to an opening") from error
+        raise BadMessage(f"{value!r:.80} is not an answer to an opening") from error
 
 
 _DIGEST = _octets(16, 16)
@@ -303,7 +303,7 @@ class FrameAssembler:
             try:
                 header = decode_header(view, offset)
             except (FrameInvalid, UnknownVersion) as error:
-                raise BadMessage(f"no frame at byte {offset} of a shipment: {error}") from error
+                raise BadMessage(f"there is no frame at byte {offset} of a shipment: {error}") from error
             if header.size > self._max_frame_bytes:
                 raise BadMessage(f"a frame of {header.size} bytes, above the limit of {self._max_frame_bytes}")
             if offset + header.size > len(view):

@@ -43,7 +43,7 @@ MESSAGES = 20_000
 SHARE = float(os.environ.get("CHANGED_MESSAGES", "0.12"))
 """How many of all changes each part makes; `make soak-messages` makes all."""
 RULES = {
-    "OpenAnswer": ("told to truncate to", "what was durable is gone", "the leader found no rot in its own"),
+    "OpenAnswer": ("told to truncate to", "durable records are gone", "the leader found no rot in its own"),
     "CrcMismatch": ("both verify",),
 }
 """The halts that a message may cause, by its type: a part of each reason."""

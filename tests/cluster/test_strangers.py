@@ -414,7 +414,7 @@ async def attacked(folder: Path, column: str) -> AsyncGenerator[Stranger]:
 async def return_after_a_lie(cluster: RunningCluster, config: ServeConfig) -> None:
     """A member whose acknowledgement was made up halts when it returns, until another node leads (SECURITY.md)."""
     returned = await started(config)
-    await halted(returned, "what was durable is gone")
+    await halted(returned, "durable records are gone")
     await returned.stop()
     led = next(node_id for node_id, running in cluster.nodes.items() if running.node.is_leader)
     await cluster.lead("n2" if led == "n1" else "n1")

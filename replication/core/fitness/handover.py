@@ -2,17 +2,17 @@
 
     asked, or unfit and a voter is fitter --> appends no more, waits until all is committed and on the target's disk
         --> sends it `Campaign` --> another is promised: the leadership is over
-        time is up, an operator asked  --> this leader continues
-        time is up, this leader is unfit --> it asks the target all the same, steps down, and holds back (`levels`)
+        timeout, an operator asked     --> this leader continues
+        timeout, this leader is unfit  --> it asks the target anyway, steps down, and holds back (`levels`)
 
 An unfit leader looks for the fittest voter: heard, at a lower level for two election timeouts, and not far behind. If
-there is none it goes on: an unfit leader is better than none. One that is stuck (COMMITS_NOTHING) can complete nobody's
-log, so it steps down at once. Without a commit between it does so again only for a voter that was not there the last
-time, or after ten election timeouts, then twenty, and so on: the fault may be the others'.
+there is none, it continues: an unfit leader is better than none. A stuck leader (COMMITS_NOTHING) can complete nobody's
+log, so it steps down at once. Without a commit in between, it does so again only for a voter that was not available the
+last time, or after 10 election timeouts, then 20, and so on: the fault may lie with the others.
 
-A slow or late leader does what it should, slowly. It hands over once in ten election timeouts, so that leadership does
-not wander between nodes that are all at their bounds. That does not hold for an illness that has lasted since it handed
-over last, nor for one with which it can serve nothing.
+A slow or late leader still works, slowly. It hands over at most once in ten election timeouts, so that leadership does
+not move around between nodes that are all at their limits. This limit does not apply if its fault has persisted since
+it last handed over, or if it cannot serve at all.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class HeardLevel(NamedTuple):
 
 
 def name_of(level: int) -> str:
-    """A level in words; a later version may have levels of which this one knows the number only."""
+    """A level in words; of levels that only a later version has, the number."""
     try:
         return Level(level).name.lower().replace("_", " ")
     except ValueError:
@@ -50,7 +50,7 @@ def name_of(level: int) -> str:
 
 @dataclass(slots=True)
 class Transfer:
-    """A transfer under way: writes wait until the target holds everything, `Campaign` is sent, or time is up."""
+    """A transfer in progress: writes wait until the target has everything and gets `Campaign`, or until the timeout."""
 
     target: str
     until: int
@@ -60,7 +60,7 @@ class Transfer:
 
 
 class Handover:
-    """What a leadership knows of the others' fitness, and its transfer."""
+    """What a leadership knows about the fitness of the others, and its transfer."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Handover:
         downstreams: "Downstreams",
         heard: Callable[[], Callable[["Member"], bool]],
     ) -> None:
-        """`heard` gives a function that says of a member whether it was heard in the last election timeout."""
+        """`heard` returns a function that says whether a member was heard in the last election timeout."""
         self._state = state
         self._heard = heard
         self._promise = promise
@@ -78,16 +78,16 @@ class Handover:
         self._transfer: Transfer | None = None
         self._was_full = False
         self.gives_up = ""
-        """Why this leader must step down; empty while it need not."""
+        """Why this leader must step down; empty if it need not."""
 
     @property
     def target(self) -> str | None:
-        """The node to which a transfer is under way: no write is appended meanwhile."""
+        """The target of the transfer in progress; no write is appended meanwhile."""
         return self._transfer.target if self._transfer else None
 
     @property
     def campaigns(self) -> str | None:
-        """The node that was asked to campaign in this one's place."""
+        """The node that was asked to campaign instead of this one."""
         return self._transfer.target if self._transfer and self._transfer.campaign_sent else None
 
     def echoed(self, sender: str, disk_id: bytes, level: int) -> None:
@@ -105,11 +105,11 @@ class Handover:
     # A transfer
 
     def begin(self, target: str | None, *, serving: bool) -> None:
-        """Stop appending writes, which wait; `advance` asks the target to campaign once it holds everything.
+        """Stop appending writes, which then wait; `advance` asks the target to campaign once it has everything.
 
-        If it does not get there within an election timeout, or no other leader is heard within two more, this leader
-        continues and appends what waited. If the transfer succeeds, what waited is refused as not written. Without a
-        target it goes to the fittest voter; of equally fit ones to that which has most.
+        If it does not catch up within an election timeout, or no other leader is heard within two more, this leader
+        continues and appends the waiting writes. If the transfer succeeds, they are refused as not written. Without a
+        target it goes to the fittest voter, of equally fit ones to the most up-to-date one.
         """
         state, is_chosen = self._state, target is None
         others = [voter for voter in state.members.voters() if state.is_linked(voter)]
@@ -127,7 +127,7 @@ class Handover:
     def advance(self) -> None:
         """Send `Campaign` once all that was appended is committed, and durable on the target's disk.
 
-        A target that an operator named must be as fit as any voter. It says its level in its first echo.
+        A target that an operator chose must be as fit as any voter. Its first echo has its level.
         """
         state, transfer = self._state, self._transfer
         if transfer is None or transfer.campaign_sent or transfer.target not in state.links:
@@ -166,11 +166,11 @@ class Handover:
         state, transfer, fitness = self._state, self._transfer, self._state.fitness
         was_full, self._was_full = self._was_full, fitness.holds(Level.NO_ROOM)
         if self._was_full and not was_full:
-            self._levels.clear()  # What they said before they heard of it says nothing of their room.
+            self._levels.clear()  # Levels that they sent before they heard of it do not say whether they have room.
         if transfer is not None:
             if state.now >= transfer.until:
                 self._end(f"{transfer.target} did not take over in time")
-                voters = self._fitter(fitness.outdone_below)  # The target may be ill or down by now.
+                voters = self._fitter(fitness.outdone_below)  # The target may be unfit or down by now.
                 if transfer.for_fitness and voters:
                     self.gives_up = f"{fitness.reason}, and {max(voters, key=self._merit).node_id} is fitter"
             return
@@ -214,9 +214,9 @@ class Handover:
         return match is not None and self._state.log.bytes_from(match) <= self._state.options.promotable_bytes
 
     def ask_successor(self) -> None:
-        """Before this leader steps down unfit: ask the best of the others at once, so that nobody waits for a timeout.
+        """Before an unfit leader steps down: ask the best of the others at once, so that nobody waits for a timeout.
 
-        Its log may lack what is not committed. So it may lose, and then the others campaign after their timeouts.
+        Its log may lack uncommitted records, so it may lose; then the others campaign after their timeouts.
         """
         state = self._state
         fitter = [voter for voter in self._others() if (self._level_of(voter) or 0) < state.fitness.level]

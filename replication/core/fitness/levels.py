@@ -18,14 +18,14 @@ votes and replicates.
     DISK_HANGS        the disk has not answered for an election timeout           it answered
 
 Disks fill up together, and a follower appends what a leader has found room for. So a follower that hears a leader
-without room asks its own disk before it echoes a better level: otherwise leadership would go round among nodes that are
-equally full, and each round would take a record of the reserve. An append that finds room does not end the level: it
-may have been smaller than what was refused, or have used the reserve.
+without room probes its own disk before it echoes a better level: otherwise leadership would move around among nodes
+that are equally full, and each move would use a record of the reserve. An append that finds room does not end the
+level: it may have been smaller than the refused one, or have used the reserve.
 
-Each level is left only after two election timeouts on the better side, so that a node at the bound does not swing. The
-levels are a scale: the higher, the less such a leader can do. 6 and 7 are kept for digests and holes.
+Each level is left only after two election timeouts on the better side, so that a node at the limit does not switch back
+and forth. The higher the level, the less such a leader can do. 6 and 7 are reserved for digests and holes.
 
-Times are those that this process ran (`State.awake`): a process that was paused has no slow disk and no late machine.
+Times count only while this process runs (`State.awake`): a pause of the process is not a slow disk or a late machine.
 """
 
 from dataclasses import dataclass, replace
@@ -41,16 +41,20 @@ if TYPE_CHECKING:
 APPLY_TIMEOUTS = 3  # Longer than an election, which delays applying everywhere; short of what callers wait for.
 STUCK_TIMEOUTS = 3
 CALM_TIMEOUTS = 2
-PROBE_TIMEOUTS = 4  # How often a full disk is asked for room that nobody has asked for.
-FLUSH_MEMORY_TIMEOUTS = 10  # After so long without a flush nothing is known of the disk.
-FLUSH_WEIGHT = 4  # One flush in the average counts 1/4: a single long one, of whatever cause, is no slow disk.
+PROBE_TIMEOUTS = 4  # How often a full disk is probed for room without an append.
+FLUSH_MEMORY_TIMEOUTS = 10  # After this long without a flush nothing is known about the disk.
+FLUSH_WEIGHT = (
+    4  # A flush counts 1/4 in the average: a single long one, for whatever reason, does not make a slow disk.
+)
 HOLD_OFF_TIMEOUTS = 4
-GIVE_UP_TIMEOUTS = 10  # After so long a leader that is still stuck gives up again; then after twice as long, and so on.
+GIVE_UP_TIMEOUTS = (
+    10  # After this long a leader that is still stuck steps down again; then after twice as long, and so on.
+)
 MAX_DOUBLINGS = 4
 
 
 class Level(IntEnum):
-    """What ails a node; the node's level is the highest that holds. On the wire, 0 is also what old peers send."""
+    """Why a node is unfit; its level is the highest that applies. On the wire, 0 is also what old peers send."""
 
     FIT = 0
     APPLY_LAG = 1
@@ -65,7 +69,7 @@ class Level(IntEnum):
 class FitnessStatus:
     """A node's level. `reason` is empty if it is fit; `since` is by its wall clock, 0 if it was fit from the start.
 
-    `lower` are the other levels that hold, the highest first: what else ails it.
+    `lower` are the other levels that apply, the highest first.
     """
 
     level: Level
@@ -76,7 +80,7 @@ class FitnessStatus:
 
 @dataclass(slots=True)
 class Holding:
-    """A level that holds. `calm_since`: since when its measure is below half the bound; None if it is not."""
+    """A level that applies. `calm_since`: since when its measure has been below half the limit; None if it is not."""
 
     reason: str
     since: int
@@ -85,7 +89,7 @@ class Holding:
 
 
 class Fitness:
-    """The levels that hold for this node, and how long it holds back after it led and was unfit."""
+    """The levels that apply to this node, and how long it holds back after it led while unfit."""
 
     def __init__(self) -> None:
         self._holding: dict[Level, Holding] = {}
@@ -113,7 +117,7 @@ class Fitness:
 
     @property
     def level(self) -> Level:
-        """The highest level that holds."""
+        """The highest level that applies."""
         return max(self._holding, default=Level.FIT)
 
     @property
@@ -123,7 +127,7 @@ class Fitness:
 
     @property
     def unfit_since(self) -> int:
-        """Since when, by `State.awake`, one level or another has held without a pause."""
+        """Since when, by `State.awake`, some level has applied without interruption."""
         return self._unfit_since
 
     def status(self) -> FitnessStatus:
@@ -135,38 +139,38 @@ class Fitness:
         return replace(held[0], lower=tuple(held[1:])) if held else FitnessStatus(Level.FIT, "", self._changed_clock)
 
     def holds(self, level: Level) -> bool:
-        """Whether this level holds, beside higher ones perhaps."""
+        """Whether this level applies, perhaps besides higher ones."""
         return level in self._holding
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it commits nothing now; the level outlasts that by a while."""
+        """Whether it commits nothing now; the level lasts a while longer."""
         held = self._holding.get(Level.COMMITS_NOTHING)
         return held is not None and held.calm_since is None
 
     @property
     def could_serve_unstuck(self) -> bool:
-        """Whether it is at COMMITS_NOTHING, and at no other level at which it can serve nothing."""
+        """Whether it is at COMMITS_NOTHING, and at no other level that prevents it from serving."""
         grave = [level for level in self._holding if level >= Level.NO_ROOM]
         return grave == [Level.COMMITS_NOTHING]
 
     @property
     def outdone_below(self) -> Level:
-        """Below which level another leads better: one without room would commit nothing, either."""
+        """The level below which another node leads better: one without room would not commit anything either."""
         return Level.NO_ROOM if self.level is Level.COMMITS_NOTHING else self.level
 
     @property
     def lacks_room(self) -> str:
-        """Why this follower cannot append what it is shipped, in one sentence; empty once a probe found room.
+        """Why this follower cannot append shipped frames, in one sentence; empty once a probe found room.
 
-        One that only knows that its disk is full is shipped everything: what is next may find room.
+        A follower that only knows that its disk is full still gets everything: the next frame may find room.
         """
         held = self._holding.get(Level.NO_ROOM)
         return held.reason if self._refused_frames and held is not None and held.calm_since is None else ""
 
     @property
     def may_campaign(self) -> bool:
-        """A hanging disk stores no promise, and without the reserve of a full disk an `epoch_start` finds no room."""
+        """Whether its disk allows it: a hung one stores no promise, a full one without reserve no `epoch_start`."""
         return self.level is not Level.DISK_HANGS and (self._has_reserve or not self.holds(Level.NO_ROOM))
 
     # Measures
@@ -177,7 +181,9 @@ class Fitness:
         self._note(state, Level.MACHINE_FAILED, event.machine_failed, "its machine has failed")
         if event.machine_failed:
             self._unapplied, self._has_backlog = (0, 0), False
-            self._holding.pop(Level.APPLY_LAG, None)  # It follows from the failure, and its advice does not help then.
+            self._holding.pop(
+                Level.APPLY_LAG, None
+            )  # It is a consequence of the failure, and its advice does not help then.
         elif not self._catches_up(state, event.applied_index):
             self._measure_applying(state, event.applied_index)
         for took_us in event.flushes_us:
@@ -192,16 +198,16 @@ class Fitness:
     def _measure_applying(self, state: "State", applied_index: int) -> None:
         index, since = self._unapplied
         if applied_index >= index:
-            # Whatever was committed meanwhile has waited for less than what was just applied.
+            # Records committed meanwhile have waited for less time than those that were just applied.
             index, since = self._unapplied = state.reported_apply, state.awake
         waited = state.awake - since if applied_index < index else 0
         reason = f"committed records wait to be applied, at {applied_index} for {waited // 1_000} ms"
         self._compare(state, Level.APPLY_LAG, waited, APPLY_TIMEOUTS * state.options.election_timeout_us, reason)
 
     def _catches_up(self, state: "State", applied_index: int) -> bool:
-        """Whether something is not applied that is here and was committed before a start or an install.
+        """Whether records are not applied that are here and were committed before a start or an install.
 
-        Once it is applied the level is left at once: a backlog does not come back, so such a node does not swing.
+        Once they are applied the level is left at once: the backlog does not return, so the node does not switch back.
         """
         end = min(state.backlog.end_index, state.reported_apply)
         if applied_index < end:
@@ -215,19 +221,19 @@ class Fitness:
         return self._has_backlog
 
     def appended(self, state: "State", result: "AppendResult") -> None:
-        """Take what an append came to. Only a refusal tells something: see above."""
+        """Take the result of an append. Only a refusal means something: see above."""
         if result.refused is Reason.DISK_FULL:
             self._has_reserve = self._has_reserve and not result.is_system
             self._refused_frames |= bool(result.stream_id)
             self._no_room(state)
 
     def lacked_room(self, state: "State") -> None:
-        """Take that the disk had no room for the beginning of a log."""
+        """Note that the disk had no room for the beginning of a log."""
         self._refused_frames = True
         self._no_room(state)
 
     def echoed(self, state: "State", leader_level: int) -> Level:
-        """The level to echo to a leader of that level: none better than its NO_ROOM before this disk was asked, too."""
+        """The level to echo to a leader with that level: at least its NO_ROOM until this disk was probed, too."""
         hears_full, self._hears_full = self._hears_full, leader_level == Level.NO_ROOM
         if self._hears_full and not hears_full:
             self._has_asked, self._probe_at = False, state.awake
@@ -252,10 +258,10 @@ class Fitness:
         self._note(state, Level.NO_ROOM, False, "")
 
     def tick(self, state: "State", *, disk_hangs: bool, stuck_us: int | None) -> bool:
-        """Judge what only time shows, and leave the levels that were left for long enough.
+        """Enter levels that depend on time, and leave those whose measure has been good for long enough.
 
-        Return whether to ask the disk for room: it may have some again, or the leader's has none. `stuck_us` is how
-        long a leader has committed nothing of what it appended; None if this node does not lead.
+        Return whether to probe the disk for room: it may have some again, or the leader's has none. `stuck_us` is for
+        how long a leader has committed none of its appended records; None if this node does not lead.
         """
         patience = state.options.election_timeout_us
         self._note(state, Level.DISK_HANGS, disk_hangs, "the disk has not answered for an election timeout")
@@ -272,7 +278,7 @@ class Fitness:
         return probes
 
     def _judge_leading(self, state: "State", stuck_us: int | None) -> None:
-        """A node that led and was stuck stays so until it hears of a commit: nothing else shows that it does better."""
+        """A node that was stuck as the leader keeps that level until it hears of a commit: nothing else clears it."""
         if stuck_us is not None:
             reason = "it leads, hears a majority, and commits nothing of what it appends"
             bound = STUCK_TIMEOUTS * state.options.election_timeout_us
@@ -304,14 +310,14 @@ class Fitness:
     # An unfit leadership
 
     def handed_over(self, state: "State") -> None:
-        """Another was asked to lead in this node's place."""
+        """Another node was asked to lead instead of this one."""
         self._handed_over_at = state.awake
 
     def may_hand_over(self, state: "State", pause_timeouts: int) -> bool:
         """Whether an unfit leader may look for another.
 
-        Not before it can know whether all nodes have fallen ill together; and not so soon again, unless its illness has
-        stayed or is grave.
+        Not before it can know whether all nodes became unfit at the same time; and not again too soon, unless its fault
+        has persisted or is severe.
         """
         at, patience = self._handed_over_at, state.options.election_timeout_us
         if not self._holding or state.awake - self._holding[self.level].since < patience // 2:
@@ -323,8 +329,8 @@ class Fitness:
     def may_give_up_stuck(self, state: "State", successors: frozenset[str]) -> bool:
         """Whether a stuck leader may step down, for one of these voters.
 
-        It may once; and again once something was committed or one of them was not there the last time. Otherwise the
-        fault may be the others', and epochs must not climb: it tries again after a pause, which doubles.
+        It may do so once, and again once something was committed or if one of them was not available the last time.
+        Otherwise the fault may lie with the others, and epochs must not climb: it retries after a pause, which doubles.
         """
         if state.commit_index > self._gave_up_at or not successors <= self._gave_up_for:
             return True
@@ -337,11 +343,11 @@ class Fitness:
         self._gave_up_at, self._gave_up_when, self._gave_up_for = state.commit_index, state.awake, successors
 
     def hold_off(self, state: "State") -> None:
-        """Campaign neither by itself nor for another candidate for a while, longer each time until this node is fit."""
+        """Do not campaign, alone or at a candidate's request, for a while: longer each time until this node is fit."""
         span = HOLD_OFF_TIMEOUTS << min(self._hold_offs, MAX_DOUBLINGS)
         self._hold_off_until = state.awake + span * state.options.election_timeout_us
         self._hold_offs += 1
 
     def holds_off(self, state: "State") -> bool:
-        """Whether this node holds back after it led and was unfit."""
+        """Whether this node holds back after it led while unfit."""
         return state.awake < self._hold_off_until
