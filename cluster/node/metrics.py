@@ -145,7 +145,7 @@ class _NodeCollector(Collector):
             ("waiting_bytes", "Bytes of the writes waiting for this leader's writer", queues.waiting_bytes),
             (
                 "uncommitted_bytes",
-                "Bytes that this leader appended and are not committed yet",
+                "Bytes that this leader appended and that are not committed yet",
                 queues.uncommitted_bytes,
             ),
         ):

@@ -289,7 +289,7 @@ async def test_a_query_whose_machine_fails_raises_server_fault() -> None:
 
 async def test_a_server_that_is_no_quire_node_is_reported_as_such() -> None:
     async with scripted(foreign(200)) as server, connect(server.address) as cluster:
-        with pytest.raises(ClientError, match="no quire node"):
+        with pytest.raises(ClientError, match="not a quire node"):
             await cluster.state()
 
 

@@ -261,7 +261,7 @@ async def test_an_export_that_cannot_be_written_fails(
         code = await asyncio.to_thread(export_to_full_disk, server.address)
 
     assert code == Exit.FAILED
-    assert "the export cannot be written: no space left on device; it is not whole" in capsys.readouterr().err
+    assert "the export cannot be written: no space left on device; it is incomplete" in capsys.readouterr().err
 
 
 async def test_an_export_waits_for_a_server_that_lags_behind_what_was_acknowledged() -> None:
@@ -413,8 +413,8 @@ async def test_an_export_that_broke_off_is_refused_before_any_of_it_is_sent(
         (b"".join([HEADER, *ROWS[:240], ROWS[240][:20]]), "broke off after 241 rows"),
         (export_of(ROWS, 251), "counts 251 rows, and there are 250"),
         (export_of(ROWS[:220] + ROWS[221:], 250), "counts 250 rows, and there are 249"),
-        (export_of(ROWS) + ROWS[0], "line 253 of the file follows the end"),
-        (export_of(ROWS) + export_of(ROWS), "line 253 of the file follows the end"),
+        (export_of(ROWS) + ROWS[0], "line 253 of the file comes after the end"),
+        (export_of(ROWS) + export_of(ROWS), "line 253 of the file comes after the end"),
     ],
 )
 async def test_an_export_from_a_pipe_that_is_not_whole_fails_at_its_end(
@@ -446,8 +446,8 @@ async def test_an_export_from_a_pipe_that_is_not_whole_fails_at_its_end(
         (row_of(b"99999999999999999999"), "does not fit 64 bits"),
         (row_of(b'{"$ext":[7,"AA=="]}'), "reserved"),
         (row_of(b"[" * 33 + b"]" * 33), "nested deeper"),
-        (row_of(b"1", b',"headers":{"a":"b"}'), "'headers', which a command cannot carry"),
-        (row_of(b'{"$bin":"AA=="}', b',"kind":"blob"'), "'kind', which a command cannot carry"),
+        (row_of(b"1", b',"headers":{"a":"b"}'), "'headers', which no command can carry"),
+        (row_of(b'{"$bin":"AA=="}', b',"kind":"blob"'), "'kind', which no command can carry"),
     ],
 )
 async def test_a_row_that_cannot_be_applied_exactly_is_named_and_nothing_from_it_on_is_sent(

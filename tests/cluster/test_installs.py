@@ -389,7 +389,7 @@ async def test_another_snapshot_than_the_one_that_was_offered_is_not_installed(
             cluster.nodes["n3"] = await started(config)
             installing = cluster.nodes["n3"].node.components.compaction.installing
             await until(cluster, lambda: installing.failure != "")
-            assert "gave the one at" in installing.failure
+            assert "sent the one at" in installing.failure
         await until(cluster, caught_up(cluster, "n3"))
 
 

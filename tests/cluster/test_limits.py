@@ -30,6 +30,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 EVERYWHERE = pytest.mark.parametrize("at", ["n1", "n3"])
 JSON, NDJSON, OCTETS = "application/json", "application/x-ndjson", "application/octet-stream"
 DEADLINE_S = 30.0
+TURNS = 100
+"""Of the event loop, in which the nodes see that connections have ended: each needs a few."""
 ADD_0 = b'{"commands": [["add", 0]]}'
 ADD_0_BYTES = len(b"\x91\x92\xa3add\x00") + RUN_BYTES
 HEADERS_LIMIT, HEADER_BYTES_LIMIT = 128, 8190  # aiohttp's own.
@@ -190,7 +192,10 @@ async def test_a_session_may_have_its_window_in_flight_and_no_more(cluster: Runn
 # Connections
 
 
-def connections_of(cluster: RunningCluster, at: str) -> ConnectionLimit:
+async def connections_of(cluster: RunningCluster, at: str) -> ConnectionLimit:
+    """The node's connections, among them none that an earlier test has closed."""
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
     app = cluster.nodes[at].runner.app
     assert app is not None
     return app[ADMISSION].connections
@@ -232,7 +237,7 @@ async def caller(cluster: RunningCluster, at: str, opened: ExitStack) -> Caller:
 async def test_above_the_connection_limit_only_peers_are_answered_and_above_the_reserve_none(
     cluster: RunningCluster, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connections = connections_of(cluster, at)
+    connections = await connections_of(cluster, at)
     with ExitStack() as opened:
         last = await caller(cluster, at, opened)
         assert (await last.ask("/healthz"))[0] == b"HTTP/1.1 200 OK"
@@ -264,7 +269,7 @@ async def test_above_the_connection_limit_every_path_of_the_peers_is_answered(
     cluster: RunningCluster, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [route.path for route in cluster.nodes[at].node.routes()]
-    connections = connections_of(cluster, at)
+    connections = await connections_of(cluster, at)
     with ExitStack() as opened:
         monkeypatch.setattr(connections, "limit", len(connections))
         for path in paths:
@@ -278,7 +283,7 @@ async def test_above_the_connection_limit_every_path_of_the_peers_is_answered(
 async def test_connections_that_arrive_together_are_counted_one_by_one(
     cluster: RunningCluster, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connections = connections_of(cluster, at)
+    connections = await connections_of(cluster, at)
     monkeypatch.setattr(connections, "limit", len(connections) + 5)
     monkeypatch.setattr(connections, "_reserve", 5)
     with ExitStack() as opened:
@@ -293,7 +298,7 @@ async def test_one_address_gets_its_share_of_the_connections_and_peers_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_cluster(tmp_path, 1) as cluster:
-        connections = connections_of(cluster, "n1")
+        connections = await connections_of(cluster, "n1")
         monkeypatch.setattr(connections, "limit", LEAST_SHARE + 100)
         with ExitStack() as opened:
             callers = [await caller(cluster, "n1", opened) for _ in range(LEAST_SHARE)]

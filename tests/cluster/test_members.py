@@ -119,7 +119,7 @@ async def test_what_stops_between_the_two_changes_is_unknown_and_said_again_goes
         body = orjson.dumps({"promote": "n3"})
         reply = await cluster.ask("n2", "POST", "/admin/members", body, JSON)
         assert (reply.status, reply.problem) == (504, "outcome-unknown")
-        assert "the old disk's vote is removed" in reply.document["detail"]
+        assert "the old disk's vote was removed" in reply.document["detail"]
         assert [row["node_id"] for row in await rows(cluster, "n1") if row["role"] == "voter"] == ["n1", "n2"]
 
         monkeypatch.undo()
