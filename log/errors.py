@@ -48,7 +48,7 @@ class NotFrameBoundary(LogError):
 
 
 class RecordsTruncated(LogError):
-    """The records from `index` on were truncated before they were durable. Those below are as they were."""
+    """The records from `index` on were truncated before they were durable. Those below it are unchanged."""
 
     def __init__(self, index: int) -> None:
         super().__init__(f"the records from index {index} on were truncated before they were flushed")
@@ -104,7 +104,7 @@ class FrameCorrupt(LogError):
 
 
 class LogRotten(LogError):
-    """Durable bytes are not what was written, so the log does not open."""
+    """Durable bytes are not those that were written, so the log does not open."""
 
     def __init__(self, file: str, position: int, reason: str) -> None:
         super().__init__(
@@ -123,9 +123,9 @@ class LogReadOnly(LogError):
 
 
 class FileUnlinked(QuireError, OSError):
-    """The file that was synced has no name any more, and this program did not remove it: what it holds is lost.
+    """The synced file no longer has a name, and this program did not remove it: its content is lost.
 
-    An error of the device for whoever waits for the sync.
+    For the waiters of the sync, this is an error of the device.
     """
 
     def __init__(self, path: str, descriptor: int) -> None:

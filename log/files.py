@@ -1,7 +1,7 @@
 """`Storage` and `Directory` on a file system.
 
-A file that was removed, or whose folder was moved, can still be written and synced through its descriptor: all of that
-is lost with the process. So a sync fails if its file has no name any more, unless this program removed it, and
+A file that was removed, or whose folder was moved, can still be written and synced through its descriptor, but the data
+is lost when the process ends. So a sync fails if its file no longer has a name, unless this program removed it, and
 `FileDirectory.misplaced` compares names and descriptors.
 """
 
@@ -23,7 +23,7 @@ _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 def is_exhaustion(error: OSError) -> bool:
-    """Return whether the process or the machine lacks a descriptor or memory: nothing is wrong with the device."""
+    """Return whether the error is a lack of descriptors or memory, and not of the device."""
     return error.errno in _EXHAUSTED
 
 
@@ -42,7 +42,7 @@ class FileStorage:
     def __init__(
         self, path: str, flags: int, access: int = os.O_RDWR, registry: set[FileStorage] | None = None
     ) -> None:
-        """`registry` is its folder's: it is in there until it is closed, or this program removes its name."""
+        """`registry` is that of its folder: the file is in it until it is closed or this program removes its name."""
         self._path = path
         self._descriptor = -1
         self._is_synced = False  # Whether it was ever synced: then this program relies on it.
@@ -94,7 +94,7 @@ class FileStorage:
             raise FileUnlinked(self._path, self._descriptor)
 
     def _is_named(self, own: os.stat_result) -> bool:
-        """Whether its path surely leads to it: there are file systems that count no links."""
+        """Whether its path certainly leads to it. (Some file systems do not count links.)"""
         try:
             named = os.stat(self._path)
         except OSError:
@@ -108,19 +108,19 @@ class FileStorage:
             self._descriptor = -1
 
     def renamed(self, source: str, target: str) -> None:
-        """Take that this program renamed the file at `source`."""
+        """Note that this program renamed the file at `source`."""
         if self._path == source:
             self._path = target
 
     def removed(self, path: str) -> None:
-        """Take that this program removed the file at `path`: without a name this one is complete."""
+        """Note that this program removed the file at `path`: this one is then expected to have no name."""
         if self._path == path:
             self._forget()
 
     def misplaced(self, folder: int) -> str | None:
         """What is wrong with its name in the folder with the descriptor `folder`; None if nothing is.
 
-        Judged is only a file that was synced: what is only read may be another inode, after a copy-up of an overlay.
+        Only a file that was synced is checked: one that is only read may be another inode after an overlay's copy-up.
         """
         if not self._is_held or not self._is_synced:
             return None
@@ -142,9 +142,9 @@ class FileStorage:
 
 
 def _wrong(descriptor: int, path: str, folder: int | None = None) -> str:
-    """What became of the path of an open file or folder; empty if it leads there, or if that cannot be known now.
+    """What happened to the path of an open file or folder; empty if it still leads there, or if that is unknown.
 
-    Only what is surely gone counts: a device that fails, or a file server that is away, is told by the next sync.
+    Only files that are certainly gone count: the next sync reports a failed device or an unreachable file server.
     """
     try:
         own, named = os.fstat(descriptor), os.stat(path, dir_fd=folder)
@@ -190,7 +190,7 @@ class FileDirectory:
     def rename(self, source: str, target: str) -> None:
         old, new = f"{self._path}/{source}", f"{self._path}/{target}"
         for file in list(self._files):
-            file.removed(new)  # Before it loses its name: a sync in another thread must not take it for lost.
+            file.removed(new)  # Before it loses its name: a sync in another thread must not report it as lost.
         os.replace(old, new)
         for file in list(self._files):
             file.renamed(old, new)
@@ -211,7 +211,7 @@ class FileDirectory:
         _sync_folder(Path(self._path))
 
     def child(self, name: str) -> FileDirectory:
-        os.stat(self._path)  # If somebody removed this folder, it is not made again.
+        os.stat(self._path)  # If this folder was removed by others, it is not created again.
         return FileDirectory(f"{self._path}/{name}")
 
     def existing(self, name: str) -> FileDirectory:
@@ -257,7 +257,7 @@ class FileDirectory:
         return [sentence for sentence in found if sentence]
 
     def _missing(self, names: frozenset[str]) -> Sequence[str]:
-        """Which of these names are not in the folder that is kept open; nothing if that cannot be known now."""
+        """Which of these names are missing in the folder that is kept open; empty if that is unknown."""
         try:
             # Not by the kept descriptor: two listings at once would share its position.
             listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._descriptor)
@@ -276,7 +276,7 @@ class FileDirectory:
         try:
             now = os.readlink(f"/proc/self/fd/{self._descriptor}")
         except OSError:  # /proc is not mounted, or shows no descriptors.
-            return f"{self._path} is not the folder any more that was opened"
+            return f"{self._path} is no longer the folder that was opened"
         return f"{self._path} {'was removed' if now.endswith(' (deleted)') else f'is now {now}'}"
 
 

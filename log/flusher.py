@@ -13,7 +13,7 @@ from .options import FLUSH_ALWAYS
 
 
 class GroupFlusher:
-    """Flushes a log as its policy asks, and whenever a caller waits. For a log that one event loop alone uses.
+    """Flushes a log as its policy requires, and whenever a caller waits. For a log used by one event loop only.
 
     Call `settled` or `appended` after each append, and `sync_mark` once a second.
     """
@@ -42,7 +42,7 @@ class GroupFlusher:
             self.appended()
 
     def appended(self) -> None:
-        """Begin the flush that the policy asks for, or set the timer for it."""
+        """Begin the flush that the policy requires, or set the timer for it."""
         policy, waiting = self._policy, self._log.bounds.highest_index - self._log.durable_index
         if not waiting or self._log.failure is not None:
             return
@@ -75,7 +75,7 @@ class GroupFlusher:
         await future
 
     async def sync_mark(self) -> None:
-        """Sync the mark if it has moved; look whether the files are in place. Call it once a second.
+        """Sync the mark if it has moved; check that the files are in place. Call it once a second.
 
         Raises:
             LogReadOnly: the device failed, or the files are not in place.
@@ -95,7 +95,7 @@ class GroupFlusher:
         self._log.watch.judge()
 
     async def close(self) -> None:
-        """Answer all who wait, and end the thread. The log stays open; its `close` flushes the rest."""
+        """Answer all waiters, and end the thread. The log stays open; its `close` flushes the rest."""
         if self._timer is not None:
             self._timer.cancel()
         if self._task is not None:
@@ -117,11 +117,13 @@ class GroupFlusher:
                 await self._flush_once()
             except LogReadOnly as refusal:
                 self._refuse_all(refusal)
-            except Exception as error:  # Whatever it is, no caller may wait forever.
+            except Exception as error:  # After any error, no caller may wait forever.
                 self._refuse_all(error)
                 raise
             self._answer()
-            self._truncated(self._log.bounds.highest_index)  # No flush brings what is gone: they would wait for ever.
+            self._truncated(
+                self._log.bounds.highest_index
+            )  # No flush can make removed records durable: they would wait forever.
             if self._policy != FLUSH_ALWAYS:
                 self.appended()
 
@@ -144,7 +146,7 @@ class GroupFlusher:
                 future.set_result(None)
 
     def _truncated(self, index: int) -> None:
-        """Refuse those who wait for what is gone: the index that they know may soon be that of another record."""
+        """Refuse waiters for removed records: the index that they have may soon be that of another record."""
         kept = [waiting for waiting in self._waiting if waiting[0] <= index]
         for until, _, future in self._waiting:
             if until > index and not future.done():

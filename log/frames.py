@@ -131,7 +131,7 @@ def encode_frame(
 
 
 def decode_header(buffer: bytes | bytearray | memoryview, offset: int = 0) -> FrameHeader:
-    """Return the frame header at `offset`, verified by its checksum. The payload is not looked at.
+    """Return the frame header at `offset`, verified by its checksum. The payload is not read.
 
     Raises:
         FrameInvalid: it is cut short, its crc32c differs, or a field has an impossible value.

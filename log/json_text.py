@@ -1,14 +1,14 @@
 """Values as JSON text, and back.
 
-What JSON has no form for becomes a map whose only key begins with `$`:
+A value without a JSON form becomes a map whose only key begins with `$`:
 
     {"$bin": base64}                bytes
     {"$ext": [type, base64]}        ext types; a timestamp is type -1
-    {"$map": [[key, value], ...]}   a map with a key that is no text, or whose only key begins with `$`
+    {"$map": [[key, value], ...]}   a map with a key that is not text, or whose only key begins with `$`
     {"$float": "nan"}               a float that is not finite: "nan", "inf" or "-inf"
 
-So a map whose only key begins with `$` is always one of these, and nothing else looks like one. `from_json` gives back
-what was written, to the same msgpack bytes; but no float that is not finite, since a record may not hold one.
+So a map whose only key begins with `$` is always one of these, and nothing else looks like one. `from_json` returns the
+original value, with the same msgpack bytes; it refuses floats that are not finite, since a record must not hold one.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _is_plain(items: Any) -> bool:
 
 
 def _formed(value: Any) -> Any:
-    """The value with a form in place of everything that JSON has none for. What is left, orjson knows or refuses."""
+    """The value, with everything that has no JSON form replaced. orjson handles or refuses the rest."""
     if isinstance(value, dict):
         if _needs_pairs(value):
             return {"$map": [[_formed(key), _formed(inner)] for key, inner in value.items()]}
@@ -178,7 +178,7 @@ def _ext_of(code: int, data: bytes) -> Any:
         try:
             stamp = Timestamp.from_bytes(data)
         except ValueError as error:
-            raise PayloadInvalid(f"has a timestamp that is none: {error}") from None
+            raise PayloadInvalid(f"has an invalid timestamp: {error}") from None
         return stamp
     if not 0 <= code < 128:
         raise PayloadInvalid(f"has ext type {code}, which msgpack does not have")
@@ -193,7 +193,7 @@ def _map_of(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 def _key(value: Any) -> Any:
-    """The key of a map: an array is a tuple in Python, and a map is none."""
+    """The key of a map: an array becomes a tuple, and a map cannot be a key."""
     if isinstance(value, dict):
         raise PayloadInvalid("has a map as the key of a map")
     return tuple(map(_key, value)) if isinstance(value, list) else value

@@ -55,7 +55,7 @@ class Log:
         self.mark = state.mark
         """Its `latest` was written, its `synced` survives a power loss. Only the log writes it."""
         self.torn = state.torn
-        """What opening it cut off after the last whole frame, which was never acknowledged; None: nothing."""
+        """The bytes after the last whole frame that opening cut off, which were never acknowledged; None if none."""
         self.on_truncated: Callable[[int], None] = lambda _: None
         """Called with the index that the log was truncated at, after each truncation."""
 
@@ -76,7 +76,7 @@ class Log:
         commit_index is its durable_index. Locks the directory unless the caller has done so.
 
         Raises:
-            LogRotten: durable bytes are not what was written.
+            LogRotten: durable bytes are not those that were written.
             LogLocked, ForeignStore, UnknownVersion: another process uses it, or another cluster or program wrote it.
             DiskFull: there is no room for a first segment.
         """
@@ -165,7 +165,7 @@ class Log:
 
     @property
     def reserve_left(self) -> int:
-        """Bytes on disk that `reserved` frames can take if it is full; others take all but the last 64 KiB of them."""
+        """Bytes on disk that `reserved` frames can use if it is full; others can use all but the last 64 KiB."""
         return self._state.writer.room
 
     def try_room(self) -> bool:
@@ -227,8 +227,8 @@ class Log:
     ) -> FrameHeader:
         """Buffer one frame with an encoded payload.
 
-        Its timestamp is `timestamp`, without one the log's clock; or the last frame's if that is later. On a full disk
-        a `reserved` frame takes room of the reserve, which other frames leave alone.
+        Its timestamp is `timestamp`, or the log's clock if there is none; or the last frame's if that is later. On a
+        full disk a `reserved` frame uses the reserve, which other frames do not.
 
         Raises:
             RecordTooLarge: it fits in no segment, or exceeds `max_frame_bytes`; nothing was appended.
@@ -269,8 +269,8 @@ class Log:
     def append_frames(self, raw: bytes | bytearray | memoryview, check_members: CheckMembers = any_members) -> int:
         """Buffer a peer's frames unchanged; return highest_index. Those of kind `system` are `reserved`.
 
-        All or none; but without a descriptor to take some back with, whole frames up to highest_index stay.
-        `check_members` gets payload and index of each record that names members: it may raise PayloadInvalid.
+        All or none; but if there is no descriptor to remove some again, whole frames up to highest_index stay.
+        `check_members` gets the payload and index of each members record; it may raise PayloadInvalid.
 
         Raises:
             FrameInvalid, UnknownVersion: the bytes are not whole frames of a known version.
@@ -299,7 +299,7 @@ class Log:
     ) -> int:
         """Append a value that arrives in chunks as one blob; return its index. Memory use does not grow with its size.
 
-        The log holds nothing of it until the last chunk has arrived: others may append in between, and nothing is left
+        No part of it is in the log until the last chunk has arrived: others may append in between, and nothing is left
         if `chunks` raises. `threshold` limits the bytes of the frame, header included, below the log's own limit.
 
         Raises:
@@ -343,7 +343,7 @@ class Log:
 
         Raises:
             IndexOutOfBounds, IndexExpired, NotYetFlushed: the record cannot be read.
-            FrameCorrupt: its bytes are not what was written.
+            FrameCorrupt: its bytes are not those that were written.
         """
         return stored_record(self._reader.frame(index), index)
 
@@ -354,7 +354,7 @@ class Log:
     def read_stream(self, index: int) -> ValueStream:
         """Return a stream of the bytes of the blob, or of the bytes value, at `index`. Memory use is one chunk.
 
-        Close it. Any one thread may use it, also while the log expires its segment.
+        Close it. Any one thread may use it, even while the log expires its segment.
 
         Raises:
             IndexOutOfBounds, IndexExpired, NotYetFlushed, FrameCorrupt: as `read`.
@@ -376,7 +376,7 @@ class Log:
 
         Raises:
             NotFrameBoundary: `from_index` lies inside a frame.
-            IndexOutOfBounds, IndexExpired, FrameCorrupt: the log does not hold the frames, or not what was written.
+            IndexOutOfBounds, IndexExpired, FrameCorrupt: the log does not hold the frames, or they are corrupt.
         """
         return self._reader.frames(from_index, max_bytes, to_index, unflushed)
 
@@ -417,11 +417,11 @@ class Log:
         return self._lookup.boundary_at_or_below(index)
 
     def members_index_before(self, index: int) -> int | None:
-        """Return what `members_index` is after a truncation to `index` if the segment that is left names no members."""
+        """Return `members_index` after a truncation to `index`, if the remaining segment has no members record."""
         return self._lookup.members_index_before(index)
 
     def begin_truncation(self, index: int) -> Walk | None:
-        """Return the walk that `truncate` to a boundary needs: `run` it in any thread; None: none. Raises as that."""
+        """Return the walk that `truncate` to a boundary needs, None if none; `run` it in any thread. Raises as that."""
         self._state.refuse_if_unwritable()
         if index == self._state.tail.index:
             return None
@@ -460,7 +460,7 @@ class Log:
         self.on_truncated(index)
 
     def truncate_at_boundary(self, boundary: int, walk: Walk | None = None) -> None:
-        """Truncate at a frame boundary, as a step of a longer change: without a word to `on_truncated`."""
+        """Truncate at a frame boundary as a step of a longer change: without calling `on_truncated`."""
         if boundary != self._state.tail.index:
             self._lookup.refuse_outside(boundary)
         tail, segment, position = self._lookup.end_before(boundary)
@@ -468,14 +468,14 @@ class Log:
         truncate_at(self._state, tail, segment, position, walk)
 
     def ages(self, clock: Callable[[], int] = wall_clock, now: Callable[[], int] = time_since_boot) -> Ages:
-        """Return what tells the ages of the log's records, from now on; both clocks in microseconds."""
+        """Return the object that tracks the ages of the log's records from now on; both clocks in microseconds."""
         return Ages(self._state, self._reader.header, clock, now)
 
     def remove_expired(self, *, aged_to: int = 0, max_bytes: int | None = None, floor: int | None = None) -> int:
         """Remove whole read segments, the oldest first; return how many. Blocks.
 
-        A segment goes if it ends at or below `aged_to` (`Ages`), or while the log's `size` exceeds `max_bytes`; but
-        none that holds a record at or above `floor`. The write segment stays, and so does the newest read segment until
+        A segment is removed if it ends at or below `aged_to` (`Ages`), or while the log's `size` exceeds `max_bytes`;
+        but not if it holds a record at or above `floor`. The write segment stays, as does the newest read segment until
         a frame of the write segment is durable.
 
         Raises:
@@ -487,10 +487,10 @@ class Log:
     def begin_expiry(
         self, *, aged_to: int = 0, max_bytes: int | None = None, floor: int | None = None
     ) -> Expiry | None:
-        """Take the oldest segment out of the log, if `remove_expired` would remove it; return what removes its files.
+        """Take the oldest segment out of the log if `remove_expired` would remove it; return the removal of its files.
 
-        Call `run` of it in any thread, then `end_expiry`. From this call on nothing reads the segment. None, too, while
-        another one is in progress, a sync of a mark that names the segment runs, or no file can be opened.
+        Call its `run` in any thread, then `end_expiry`. From this call on nothing reads the segment. None also
+        while another removal or a sync of a mark that names the segment is in progress, or if no file can be opened.
 
         Raises:
             LogReadOnly: the device failed.
@@ -499,7 +499,7 @@ class Log:
         return begin_expiry(self._state, aged_to, max_bytes, floor)
 
     def end_expiry(self, expiry: Expiry, error: OSError | None = None) -> None:
-        """Note how a removal ended: the files are gone, or the log is read-only for good. Raises LogReadOnly."""
+        """Note how a removal ended: the files are gone, or the log is now read-only. Raises LogReadOnly."""
         end_expiry(self._state, expiry, error)
 
     def expirable(self, *, aged_to: int = 0, max_bytes: int | None = None, floor: int | None = None) -> Expirable:
@@ -513,13 +513,13 @@ class Log:
     def reset(self, origin: Tail, *, members_index: int | None = None) -> bool:
         """Make the log continue from `origin`, the end of a snapshot's chain; return whether it was emptied for that.
 
-        A log that `follows` it stays as it is. Any other is emptied and begins at `origin.index`; `members_index` is
-        the index of the last members record below. Blocks; durable on return. The snapshot must be durable before: a
+        A log that `follows` it is not changed. Any other is emptied and begins at `origin.index`; `members_index` is
+        the index of the last members record below. Blocks; durable on return. The snapshot must already be durable: a
         crash leaves the old log or an empty one, for the next `reset`.
 
         Raises:
             LogReadOnly: the device failed.
-            DiskFull: there is no room for the beginning of a segment; the log is as it was.
+            DiskFull: there is no room for the beginning of a segment; the log is unchanged.
         """
         state = self._state
         state.refuse_if_unwritable()
@@ -530,7 +530,7 @@ class Log:
         return True
 
     def free_with(self, free: Callable[[Storage], None]) -> None:
-        """Let `free` close files of removed segments, in any thread: that takes long, and room is free only then."""
+        """Let `free` close the files of removed segments, in any thread: that takes long, and only then frees room."""
         self._state.free = free
 
     def begin_flush(self) -> Flush | None:
@@ -545,7 +545,7 @@ class Log:
         return begin_flush(self._state)
 
     def end_flush(self, flush: Flush, error: OSError | None = None) -> None:
-        """Note how a flush ended: the frames it covers are durable, or the log is read-only for good.
+        """Note how a flush ended: the frames it covers are durable, or the log is now read-only.
 
         Raises LogReadOnly if the mark could not be written.
         """

@@ -17,9 +17,9 @@ MAX_RESERVE_BYTES = 64 << 10
 MAX_SEGMENT_BYTES = 1 << 32
 """Positions in a store are u32."""
 LARGEST_STORE_BYTES = MAX_SEGMENT_BYTES - 1 - MAX_RESERVE_BYTES
-"""The most that `segment_bytes` and the last frame beyond it may have together."""
+"""The maximum of `segment_bytes` plus the last frame beyond it."""
 BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Linux has one that counts suspensions; CLOCK_MONOTONIC does so elsewhere (macOS)."""
+"""On Linux, the clock that includes suspensions; elsewhere (macOS) CLOCK_MONOTONIC does."""
 
 
 def wall_clock() -> int:
@@ -28,16 +28,16 @@ def wall_clock() -> int:
 
 
 def time_since_boot() -> int:
-    """Microseconds since the machine booted, never set by anyone. The time for which it was suspended counts.
+    """Microseconds since the machine booted, a clock that is never set. Time during which it was suspended counts.
 
-    Whatever must not outlive a suspension is judged by it: whether a leader is heard, votes, reads, the age of records.
+    It is used for everything that must not outlive a suspension: whether a leader is heard, votes, reads, ages.
     """
     return time.clock_gettime_ns(BOOT_CLOCK) // 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class FlushPolicy:
-    """When appended records are flushed without a request. A cluster's log takes FLUSH_ALWAYS only.
+    """When appended records are flushed without a request. A cluster's log must use FLUSH_ALWAYS.
 
     The next flush begins when `records` wait or the oldest is `interval_ms` old, whichever comes first.
     """
@@ -67,15 +67,15 @@ class IndexCachePolicy(Enum):
     """Which indexes of read segments stay in memory when there are more than `cached_indexes`."""
 
     LRU = "lru"
-    """Those used last. A read loads the index that it needs."""
+    """The most recently used ones. A read loads the index that it needs."""
     LFU = "lfu"
-    """Those used most often. A read loads the index that it needs."""
+    """The most frequently used ones. A read loads the index that it needs."""
     NEWEST = "newest"
-    """Those of the segments sealed last. Reads load nothing, so a scan of old records pushes no recent index out."""
+    """Those of the most recently sealed segments. Reads load nothing, so a scan of old records evicts no recent one."""
 
 
 def open_segments_of(files: int) -> int:
-    """How many read segments keep files open, of a process that may open so many files; negative: any number."""
+    """How many read segments keep files open in a process that may open `files` files; negative: any number."""
     return MAX_OPEN_SEGMENTS if files < 0 else max(1, min(MAX_OPEN_SEGMENTS, files // 32))
 
 

@@ -69,7 +69,7 @@ def array_head(count: int) -> bytes:
 
 
 def array_count(buffer: bytes, start: int) -> int:
-    """How many items the array has whose head is at `start`; 0 if none is there that so many bytes could hold."""
+    """How many items the array at `start` has; 0 if there is none, or if the bytes cannot hold that many."""
     head = buffer[start : start + 5]
     match head[:1]:
         case b"\xdc" if len(head) >= 3:
@@ -86,8 +86,8 @@ def array_count(buffer: bytes, start: int) -> int:
 def check_containers(buffer: bytes, most: int) -> None:
     """Check that `buffer` holds one value with at most `most` arrays and maps, nested ones counted. Makes no objects.
 
-    msgpack makes an array as long as its head declares before it reads the items, and a map for each byte 0x80. So a
-    stranger's message is checked before it is unpacked.
+    msgpack allocates an array as long as its head declares before it reads the items, and a map for each byte 0x80. So
+    an untrusted message is checked before it is unpacked.
 
     Raises:
         PayloadInvalid: it holds more, or is not exactly one value.

@@ -73,8 +73,8 @@ class LogState:
         self.expiry: Expiry | None = None
         """The removal of a segment's files that is in progress."""
         self.free: Callable[[Storage], None] | None = None
-        """Takes the open file of a segment that was removed, and closes it in another thread: until then its room is
-        not free. To free it takes long. None: it is freed at once."""
+        """Gets the open file of a removed segment and closes it in another thread, since freeing its room takes long.
+        None: it is closed at once."""
         self.refused_bytes = 0
         """Size of the largest frame that found no room, until a probe finds room for it; 0 if there is none."""
         self.failure: str | None = None
@@ -99,7 +99,7 @@ class LogState:
         return self.tail[0] if self._reads_unflushed else self.durable[0]
 
     def refuse_if_unwritable(self) -> None:
-        """Raise why the log cannot be written to, if it cannot."""
+        """Raise the error if the log cannot be written to."""
         if self.closed:
             raise LogClosed
         if self.failure is not None:
@@ -107,7 +107,7 @@ class LogState:
 
     @contextmanager
     def failing(self, doing: str) -> Generator[None]:
-        """Make the log read-only for good if the device fails in the block: a failed write or sync proves nothing.
+        """Make the log permanently read-only if the device fails in the block: a failed write or sync proves nothing.
 
         Any other exception, such as KeyboardInterrupt or MemoryError, does the same: how far the block got is unknown.
         """
@@ -124,12 +124,12 @@ class LogState:
             raise
 
     def fail(self, reason: str) -> None:
-        """Make the log read-only for good; the first reason stays."""
+        """Make the log permanently read-only; the first reason is kept."""
         if self.failure is None:
             self.failure = reason
 
     def _lost(self, reason: str) -> None:
-        """The files are not in place: the open ones may be saved, so what is buffered is written to them first."""
+        """The files are not in place: the open ones may be recovered, so buffered frames are written to them first."""
         if self.failure is None:
             with suppress(OSError):  # The log fails in any case, for the reason that matters more.
                 self.writer.write_out()
@@ -160,7 +160,7 @@ class LogState:
             self.flush.run()
 
     def settle_expiry(self) -> None:
-        """Finish a removal in progress here: what is changed next may not be joined to what that leaves."""
+        """Finish a removal in progress here: the next change must not overlap with it."""
         if self.expiry is not None:
             self.expiry.run()
 

@@ -40,7 +40,7 @@ class Storage(Protocol):
         """Block until everything written before this call survives a power loss (fdatasync).
 
         Raises:
-            FileUnlinked: somebody else removed the file: it goes with the process.
+            FileUnlinked: another program removed the file: it is lost when this process ends.
         """
         ...
 
@@ -132,7 +132,7 @@ class Directory(Protocol):
         ...
 
     def keep(self) -> None:
-        """Keep the folder open until `release`, so that `misplaced` can tell it from another one at its path."""
+        """Keep the folder open until `release`, so that `misplaced` can distinguish it from another at its path."""
         ...
 
     def release(self) -> None:
@@ -140,20 +140,20 @@ class Directory(Protocol):
         ...
 
     def misplaced(self, names: Iterable[str] = ()) -> Sequence[str]:
-        """What is wrong with the folder's place, a sentence each; empty if nothing is, or if it is not kept.
+        """What is wrong with the folder's location, one sentence each; empty if nothing is, or if it is not kept open.
 
-        Looked at: whether its path still leads to it; whether the lock, and each open file that was synced, is what its
-        name names; whether all of `names` are there. A change of this program that is under way in another thread may
-        be accused, so one look proves nothing.
+        It checks whether the path still leads to the folder; whether the lock, and each open file that was synced, is
+        the one with that name; and whether all of `names` exist. A change of this program in another thread may look
+        like a fault, so one check proves nothing.
         """
         ...
 
 
 class Sync:
-    """One sync of a file: `run` it in any thread, then hand it back to its owner on the owner's thread.
+    """One sync of a file: `run` it in any thread, then return it to its owner on the owner's thread.
 
-    It runs at most once, and every caller learns how it ended: of two fsyncs at once on one descriptor, Linux may
-    report an error to one of them only (errseq).
+    It runs at most once, and every caller gets its outcome: of two concurrent fsyncs on one descriptor, Linux may
+    report an error to only one (errseq).
     """
 
     def __init__(self, storage: Storage) -> None:

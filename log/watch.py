@@ -1,16 +1,16 @@
-"""Whether the files of an open log are still where their names say.
+"""Checks that the files of an open log are still at their paths.
 
-Whoever removes a data directory, moves it, or mounts another one over it, leaves a process that writes and syncs files
-that nobody can open again: what it acknowledges is lost with it. A sync notices that its own file has no name any more
-(`FileUnlinked`). All else is noticed here, by one look a second, whether or not anything is written:
+If a data directory is removed, moved, or hidden by a mount, the process keeps writing and syncing files that nobody can
+open again, and everything it acknowledges is lost when it ends. A sync notices that its own file no longer has a name
+(`FileUnlinked`). All other cases are noticed here, by one check per second, whether or not anything is written:
 
 - the path of the data directory, and of `log/`, leads to the folder that is open
-- `lock`, and each open file that was synced, is what its name names
-- each segment's store is there, by name: it may be another inode, after a copy-up of an overlay
+- `lock`, and each open file that was synced, is the file with that name
+- each segment's store exists, by name: it may be another inode, after an overlay's copy-up
 
-Two looks in a row have to accuse the same file: a rename or a removal of this program may be under way during one of
-them, and network file systems cache names. Then the log takes no more writes. The process should stay all the same: its
-descriptors may be the last copy, and a restart would begin with what is at the path now.
+Two checks in a row must report the same file: this program may be renaming or removing it during one of them, and
+network file systems cache names. Then the log accepts no more writes. The process should keep running anyway: its
+descriptors may be the last copy, and a restart would use whatever is at the path now.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .segment.store import store_name
 from .storage import Directory
 
 AGAIN_S = 0.05
-"""Between the two looks after a failure."""
+"""The interval between the two checks after a failure."""
 NAMED = 8
-"""How many of the files that are not in place the sentence names."""
+"""How many of the missing or moved files the sentence names."""
 
 
 class FileWatch:
-    """Looks at the files of one log, from its opening until `close`."""
+    """Checks the files of one log, from its opening until `close`."""
 
     def __init__(self, directory: Directory, files: Directory, segments: Segments, fail: Callable[[str], None]) -> None:
         """`directory` and `files`, its folder `log/`, are kept open already; `fail` makes the log read-only."""
@@ -43,17 +43,17 @@ class FileWatch:
         self._accused: frozenset[str] = frozenset()
         self._closed = False
         self.lost = ""
-        """Why the process should stay though its log takes no more writes, in one sentence; empty: it need not."""
+        """Why the process should keep running although its log accepts no writes, in one sentence; empty if not."""
 
     def look(self) -> None:
-        """Look once, in any thread; then call `judge`. Blocks."""
+        """Check once, in any thread; then call `judge`. Blocks."""
         self._seen = self._misplaced()
 
     def judge(self) -> None:
-        """Compare the last look with the one before it, in the log's own thread.
+        """Compare the last two checks, in the log's own thread.
 
         Raises:
-            LogReadOnly: both accuse the same file.
+            LogReadOnly: both report the same file.
         """
         seen, accused = self._seen, self._accused
         self._accused = frozenset(seen)
@@ -63,7 +63,7 @@ class FileWatch:
             raise LogReadOnly(self.lost)
 
     def judge_failure(self) -> str:
-        """After something failed: look twice more, and return `lost`; the log then takes no more writes. Blocks."""
+        """After an error: check twice more and return `lost`; the log then accepts no more writes. Blocks."""
         if not self.lost and (first := self._misplaced()):
             time.sleep(AGAIN_S)
             if seen := [sentence for sentence in self._misplaced() if sentence in first]:
@@ -88,7 +88,7 @@ def _sentence(misplaced: list[str]) -> str:
     more = f"; and {len(misplaced) - NAMED} more" if len(misplaced) > NAMED else ""
     process = os.getpid()
     return (
-        f"its files are not in place any more: {'; '.join(misplaced[:NAMED])}{more}. Nothing more is acknowledged. Do "
+        f"its files are no longer in place: {'; '.join(misplaced[:NAMED])}{more}. Nothing more is acknowledged. Do "
         f"not stop process {process} yet: its descriptors may be the last copy. `ls -l /proc/{process}/fd` lists them; "
         f"copy each with `cp /proc/{process}/fd/N FOLDER/NAME`, or put the folder back; then restart it"
     )

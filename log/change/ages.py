@@ -1,20 +1,21 @@
-"""How old a log's records are, as far as clocks can tell: what may expire by age, and when a write segment is rotated.
+"""The age of a log's records, as far as clocks show it: what may expire by age, and when a write segment is rotated.
 
-Two clocks judge, and neither is trusted alone. The wall clock may be years off and may be set at any time, and so may
-the clocks that stamp the frames, a majority's too. The time since boot is right, but says nothing of what was before
-this process. A segment is older than a limit if
+Two clocks are used, and neither is trusted alone. The wall clock may be years off and may be set at any time, and so
+may the clocks that stamp the frames, even those of a majority. The time since boot is right, but says nothing about the
+time before this process. A segment is older than a limit if
 
 - this process has held it, complete, for longer than that; or
-- it was in the log when this process opened it, complete, and the timestamp of its last frame is further below the
-  present time. That is the smaller of this node's clock and the timestamp of the frame that was the log's last then,
-  plus the time since.
+- it was complete in the log when this process opened it, and the timestamp of its last frame is further below the
+  current time than the limit. The current time is the smaller of this node's clock and the timestamp of the log's last
+  frame at that moment, plus the time since then.
 
-So what came while this process runs is judged by the time since boot alone: no timestamp makes it old, and none keeps
-it. What came before is judged by timestamps of before. If those were of clocks years ahead, and this node's clock is,
-too, young records seem old. The time for which the process was down counts only as far as the last frame shows it.
+So records that arrive while this process runs are judged only by the time since boot: no timestamp makes them old or
+keeps them. Earlier records are judged by earlier timestamps. If those come from clocks that were years ahead, and this
+node's clock is ahead, too, young records seem old. Time during which the process was down counts only as far as the
+last frame shows it.
 
-Segments go as a whole. So that records do not wait for a quiet write segment to fill, it is rotated once its first
-frame is older than the limit; the records in it have expired once they are twice as old. The log's last frame stays.
+Whole segments are removed. So that records do not wait for a quiet write segment to fill, it is rotated once its first
+frame is older than the limit; its records expire when they are at most twice as old. The log's last frame stays.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from .rotation import rotate
 
 
 class Ages:
-    """One open log's. It is asked again and again: what happens between two calls counts as happening at the second."""
+    """The ages of one open log. It is called repeatedly: events between two calls count as happening at the second."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class Ages:
         )  # the write segment, and when it was seen with a frame
 
     def aged_to(self, age: int | None) -> int:
-        """Everything below this index is older than `age` microseconds; None: no age is too old."""
+        """Everything below this index is older than `age` microseconds. `age` None: there is no limit."""
         now = self._look()
         if age is None:
             return 0
@@ -71,9 +72,9 @@ class Ages:
         return max(held, min(stamped, self._opened_base))
 
     def rotate(self, age: int | None, floor: int | None) -> bool:
-        """Rotate the write segment if its first frame is older than `age`, and some of it is below `floor`. Blocks.
+        """Rotate the write segment if its first frame is older than `age` and a part of it is below `floor`. Blocks.
 
-        Not while anything in it waits for a flush. If the disk is full, the next call tries again.
+        It is not rotated while anything in it waits for a flush. If the disk is full, the next call tries again.
 
         Raises:
             LogReadOnly: the device failed.
@@ -97,7 +98,7 @@ class Ages:
         return True
 
     def _time(self, now: int) -> int:
-        """The present time, as far as it is certain that it has come."""
+        """The latest time that has certainly been reached."""
         return min(self._clock(), self._opened_tail.timestamp + now - self._opened_at)
 
     def _look(self) -> int:

@@ -14,17 +14,17 @@ from .spool import Spool
 _PROBE_BYTES = 1 << 20
 
 CheckMembers = Callable[[memoryview, int], object]
-"""Gets the payload and the index of a record that names members. Raises PayloadInvalid if it names none."""
+"""Gets the payload and the index of a members record. Raises PayloadInvalid if it is not a valid one."""
 
 
 def any_members(payload: memoryview, index: int) -> None:
-    """Check nothing: of a log whose user has no members."""
+    """Check nothing, for logs without members."""
 
 
 def make_room(state: LogState, size: int, *, reserved: bool = False) -> None:
     """Make the write segment take a frame of `size` bytes: rotate if it is full, and reserve room on disk.
 
-    On a full disk, a reserved frame takes room of the reserve, also in a segment that is full.
+    On a full disk, a reserved frame uses the reserve, even in a segment that is full.
 
     Raises:
         RecordTooLarge: the frame fits in no segment.
@@ -149,9 +149,9 @@ def append_raw(state: LogState, raw: bytes | bytearray | memoryview, check_membe
 
 
 def taken_back(truncate: Callable[[int], None], index: int) -> bool:
-    """Return whether nothing is left from `index` on of frames of which only some were appended.
+    """Return whether the partly appended frames from `index` on were removed again.
 
-    If segments must go, that needs a descriptor. Without one the frames stay: they are whole, and follow.
+    If segments must be removed, that needs a descriptor. Without one the frames stay: they are whole and in sequence.
     """
     try:
         truncate(index)

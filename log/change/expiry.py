@@ -8,8 +8,8 @@ The steps, in this order:
 3. Remove its files, in any thread, the index before the store, and sync the folder; then the next segment. Without that
    sync, a power loss could restore an older segment but not a newer one: a gap, which would be rot.
 
-The write segment always stays, and so does the newest read segment until the write segment has a durable frame: the
-mark needs a place, and the log needs its last frame.
+The write segment always stays, as does the newest read segment until the write segment has a durable frame: the mark
+must point to a segment, and the log needs its last frame.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def end_expiry(state: LogState, expiry: Expiry, error: OSError | None = None) ->
 
 
 def count_due(state: LogState, aged_to: int, max_bytes: int | None, floor: int | None) -> int:
-    """Return how many segments, from the first on, are due to go. Not slower with more of them."""
+    """Return how many segments, from the first on, are due. Its cost does not grow with their number."""
     segments = state.segments
     removable = segments.place_of(state.durable_segment.base_index)
     if state.durable.index <= state.writer.segment.base_index:

@@ -1,4 +1,4 @@
-"""A flush: what makes appended frames durable, in a thread beside the appends that follow it. A sync of the mark."""
+"""A flush, which makes appended frames durable, in a thread beside later appends; and a sync of the mark."""
 
 from __future__ import annotations
 

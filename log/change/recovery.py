@@ -1,13 +1,13 @@
-"""Recovery: opening a log, telling a torn tail from rot, and making what is kept durable before it is used.
+"""Recovery: opening a log, distinguishing a torn tail from rot, and making what is kept durable before it is used.
 
-After a clean stop the mark says where the log ends. If it says that the log was being emptied, all segments go, unread,
-and the log begins anew. After any other stop:
+After a clean stop the mark says where the log ends. If it says that the log was being emptied, all segments are removed
+unread, and the log starts empty. After any other stop:
 
 1. Write the winning slot of the mark again and sync it, because it decides what is torn and what is rotten.
 2. Check the frames of the mark's segment and of later ones. An invalid frame below the mark, or in any segment but the
    last, is rot: the log does not open. At or above the mark in the last segment, it begins the torn tail, and
-   everything from there goes, valid or not; `Log.torn` says how much, and whether valid frames follow. If segments
-   above the mark have a gap, a truncation was interrupted, and everything after the gap goes.
+   everything from there is removed, valid or not; `Log.torn` says how much, and whether valid frames follow. If
+   segments above the mark have a gap, a truncation was interrupted, and everything after the gap is removed.
 3. Write what is kept above the mark again and sync it with the folders: it may be in the page cache only, and after a
    failed sync the page cache looks clean.
 4. Raise the mark to the end, without `clean`, and sync it.
@@ -123,7 +123,7 @@ def _create(request: OpenRequest, files: Directory, mark: MarkFile | None) -> Lo
         raise LogRotten(MARK_NAME, 0, f"it names segment {mark.found.segment_base}, but there is none")
     base = request.initial_index
     if mark is not None and mark.found is not None and not request.standalone:
-        base = mark.found.durable_index  # A reset may have got so far: then no snapshot below may count.
+        base = mark.found.durable_index  # A reset may have got this far: then no snapshot below may be used.
     if mark is None:
         mark = MarkFile(request.directory.create(MARK_NAME))
     mark.allocate()
@@ -171,7 +171,7 @@ class _Recovery:
         self._dropped: list[int] = []
 
     def run(self) -> LogState:
-        """Check everything, then change what must change."""
+        """Check everything, then make the necessary changes."""
         bases = [header.base_index for header in self._headers]
         if self._found.segment_base not in bases:
             raise self._mark_rotten(f"it names segment {self._found.segment_base}, which is missing")

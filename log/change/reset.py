@@ -1,10 +1,10 @@
-"""Reset and removal: emptying a log, to continue after a snapshot or for good.
+"""Reset and removal: emptying a log, to continue after a snapshot or permanently.
 
 The steps, in this order:
 
-1. For a reset, make the new store under its unfinished name, as in a rotation: if there is no room, all stays as it is.
-2. Write and sync a mark that says that all segments go: what a crash leaves of them is then neither rot nor a log. It
-   says where the next one begins, too.
+1. For a reset, create the new store under its unfinished name, as in a rotation: without room, nothing is changed.
+2. Write and sync a mark that says that all segments are removed: whatever a crash leaves of them is then neither rot
+   nor a log. It also says where the next log begins.
 3. Remove all segments, and sync the folder.
 4. For a reset, write a mark that names the new beginning, and give the new store its name. For a removal, remove the
    mark.
@@ -57,10 +57,10 @@ def reset_to(state: LogState, origin: Tail, members_index: int | None) -> None:
     with state.failing("resetting"):
         state.settle_flush()
         state.settle_expiry()
-        store = prepare_store(state.files, header, state.options)  # First: without room nothing is given up.
+        store = prepare_store(state.files, header, state.options)  # First: without room nothing is removed.
         state.generation += 1
         state.mark.write_synced(discarding_mark(origin.index))
-        # If the device fails or is full from here on, reads must not look for what is gone.
+        # If the device fails or is full from here on, reads must not look for removed segments.
         state.origin = state.tail = state.durable = origin
         state.retire(state.writer.store)
         remove_segments(state, 0)

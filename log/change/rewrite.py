@@ -7,7 +7,7 @@ A change in place could lose durable records in a crash. So the steps are:
 3. Remove the file and sync the folder, so that it does not come back when the log has grown.
 
 A crash after step 1 leaves the file: the next open repeats step 2 and does step 3. A crash during step 1 leaves no
-valid file, and the log as it was.
+valid file, and the log is unchanged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A value that arrives in chunks, kept outside the log until it is complete: a slow source blocks no other append.
+"""A value that arrives in chunks, kept outside the log until complete, so that a slow source blocks no other append.
 
 Up to `write_buffer_bytes` of it stay in memory. The rest goes to a file beside the segments, `<number>.spool`, in
 pieces of that size. The file is never synced or renamed; if a crash leaves it, the next open removes it.

@@ -4,7 +4,7 @@ A sealed segment that becomes the write segment is walked first, by its frames' 
 and changes nothing. Within the write segment nothing is read: its index, epochs and members records are in memory.
 Then the steps, in this order:
 
-1. Lower the mark and sync it: from here on, what lies above it may be missing without being rot.
+1. Lower the mark and sync it: from here on, anything above it may be missing without being rot.
 2. Remove whole segments, last to first, the index before the store, so that what is left is always a log.
 3. Sync the folder. A segment that a power loss restored later would follow frames that were never before it.
 4. Truncate the store that is left, sync it, and preallocate it again; only then append. If a power loss undid that, old
@@ -50,7 +50,7 @@ class Walk:
         return state.generation, state.origin, segment.base_index
 
     def run(self) -> None:
-        """Block until the walk is done. Whatever stops it, the truncation raises, before it changes anything."""
+        """Block until the walk is done. If it fails, the truncation raises that error before it changes anything."""
         try:
             self._found = self._walk()
         except FrameInvalid as error:
@@ -97,7 +97,7 @@ def truncate_at(state: LogState, tail: Tail, segment: Segment, position: int, wa
     """
     was_written = state.writer.segment is segment
     walked = None
-    # What the change opens is opened before it begins: the folder's sync, if segments go.
+    # Open what the change needs before it begins: for the folder's sync, if segments are removed.
     if not was_written:
         walked = _walked(state, tail, segment, position, walk)
         state.segments.refuse_without_descriptor()
@@ -110,7 +110,7 @@ def truncate_at(state: LogState, tail: Tail, segment: Segment, position: int, wa
         if state.durable.index >= tail.index:
             state.set_durable(tail, segment, position)
         state.mark.write_synced(state.next_mark())
-        # If the device fails from here on, reads must not look for what may be gone.
+        # If the device fails from here on, reads must not look for frames that may be gone.
         state.tail = tail
         _remove_segments_after(state, segment)
         store.truncate(position)

@@ -1,4 +1,4 @@
-"""What the files of a log hold. (`verification` finds what is wrong with them.)
+"""The content of a log's files. (`verification` finds what is wrong with them.)
 
 Nothing is changed. The caller holds the directory's lock, because a log that grows meanwhile would look torn.
 """
@@ -27,7 +27,7 @@ from .segment_file import SegmentFile
 
 @dataclass(frozen=True, slots=True)
 class SegmentFacts:
-    """What the headers and sizes of a segment's files say; `highest_index` is None for the last segment."""
+    """The facts from the headers and sizes of a segment's files; `highest_index` is None for the last segment."""
 
     base_index: int
     highest_index: int | None
@@ -58,7 +58,7 @@ def stored_mark(directory: Directory) -> Mark | None:
 
 
 def is_mark_damaged(directory: Directory) -> bool:
-    """Return whether one of the mark's two slots is not valid, though it was written. A power loss may do that, too.
+    """Return whether one of the mark's two slots was written but is not valid. A power loss may also cause that.
 
     Raises:
         FileNotFoundError: there is no mark.

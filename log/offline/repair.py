@@ -1,15 +1,15 @@
-"""Repair: setting aside what is rotten in a log, so that the rest opens again. Nothing is deleted.
+"""Repair: setting aside the rotten part of a log, so that the rest opens again. Nothing is deleted.
 
-A log has no holes. So one part of a log with rot is kept: the part `before` the first rotten frame, or the part `after`
+A log has no gaps. So one part of a log with rot is kept: the part `before` the first rotten frame, or the part `after`
 the last rotten segment, as if everything below had expired. The steps, in this order:
 
-1. Copy all that will go to `quarantine/<number>/` and sync it: from here on nothing can be lost. Then remove the
-   rewrites of frames that the log will not hold.
+1. Copy everything that will be removed to `quarantine/<number>/` and sync it: from here on nothing can be lost. Then
+   remove the rewrites of frames that the log will not hold.
 2. Write a mark that says where the kept part ends, or begins, and sync it.
 3. Remove segments: those after the kept part from the last one on, those before it from the first one on. Sync the
    folder after each, so that a crash leaves no gap.
 
-A crash leaves a log that is still rotten, or one that opens; a second `repair` sets aside what is left.
+A crash leaves a log that is still rotten, or one that opens; a second `repair` sets aside the rest.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Plan:
     kept_from: int
     kept_to: int
     lost: tuple[int, int]
-    """Records that the log will not hold, as far as is known. The whole ones among them can be read in quarantine."""
+    """The known records that the log will not hold. Those that are whole can be read in quarantine."""
     segments: tuple[int, ...]
-    """Base indices of the segments that go as a whole."""
+    """Base indices of the segments that are removed as a whole."""
     truncated: tuple[int, int] | None
     """(base index, position) of the segment that is truncated; None if none is."""
     mark: Mark

@@ -4,11 +4,11 @@ Nothing is changed. The caller holds the directory's lock, because a log that gr
 
 The kinds of faults:
 
-- `rot`: durable bytes are not what was written. The log does not open, or reads of them raise `FrameCorrupt`; `repair`
-  sets them aside.
+- `rot`: durable bytes are not those that were written. The log does not open, or reads of them raise `FrameCorrupt`;
+  `repair` sets them aside.
 - `torn`: bytes after the last whole frame, above the mark. They were never acknowledged; the next open cuts them off.
 - `index`: an index file does not match its store. It is rebuilt when it is needed.
-- `leftover`: a file that a crash left. The next open removes it, or finishes what it was for.
+- `leftover`: a file that a crash left. The next open removes it, or completes the interrupted change.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Fault:
 
 @dataclass(slots=True)
 class CheckedSegment:
-    """What the check of a segment found, up to its first invalid frame."""
+    """The result of the check of a segment, up to its first invalid frame."""
 
     base_index: int
     header: StoreHeader | None
@@ -73,7 +73,7 @@ class CheckedSegment:
 
 @dataclass(slots=True)
 class Verdict:
-    """What the check of a log found."""
+    """The result of the check of a log."""
 
     mark: Mark | None
     segments: list[CheckedSegment] = field(default_factory=list[CheckedSegment])
@@ -81,7 +81,7 @@ class Verdict:
 
     @property
     def is_rotten(self) -> bool:
-        """Whether durable bytes are not what was written."""
+        """Whether durable bytes are not those that were written."""
         return any(fault.kind == "rot" for fault in self.faults)
 
 
@@ -95,7 +95,7 @@ def verify(directory: Directory, progress: Progress = lambda _: None) -> Verdict
     verdict = Verdict(stored_mark(directory))
     bases = store_bases(files)
     if verdict.mark is not None and verdict.mark.discards:
-        meaning = "the log was being emptied, for a snapshot or for good"
+        meaning = "the log was being emptied, for a snapshot or permanently"
         verdict.faults += [Fault("leftover", store_name(base), 0, meaning) for base in bases]
         verdict.faults += _leftovers(files)
         return verdict

@@ -38,7 +38,7 @@ class SegmentIndex(Protocol):
 
 
 class IndexEntry(NamedTuple):
-    """The place of one frame."""
+    """The position of one frame."""
 
     crc32c: int
     relative: int
@@ -146,9 +146,9 @@ class StoredIndex:
         self.count = max(0, storage.size - INDEX_MARKER_BYTES) // INDEX_ENTRY_BYTES
 
     def version(self, base_index: int) -> int | None:
-        """Return the format version that its marker names; None if this is not the index of that segment.
+        """Return the format version in its marker; None if this is not the index of that segment.
 
-        No checksum covers it. An index that is read in spite of it has to be compared with the frames.
+        No checksum covers it. An index that is read regardless of its version must be compared with the frames.
         """
         raw = self._storage.read_at(0, INDEX_MARKER_BYTES)
         if len(raw) < INDEX_MARKER_BYTES:
@@ -161,7 +161,7 @@ class StoredIndex:
         return self.version(base_index) == INDEX_VERSION
 
     def entry(self, place: int) -> IndexEntry:
-        """Return the entry at a place in [0, count)."""
+        """Return the entry with this number in [0, count)."""
         raw = self._storage.read_at(INDEX_MARKER_BYTES + place * INDEX_ENTRY_BYTES, INDEX_ENTRY_BYTES)
         return IndexEntry._make(_ENTRY.unpack(raw))
 

@@ -45,7 +45,7 @@ class Lookup:
         self._lookup_bytes = min(interval + _LOOKUP_REST_BYTES, _MAX_LOOKUP_BYTES)
 
     def refuse_outside(self, index: int) -> None:
-        """Raise why the log does not hold `index`, if it does not."""
+        """Raise the error if the log does not hold `index`."""
         state = self._state
         if state.closed:
             raise LogClosed
@@ -233,6 +233,6 @@ class Lookup:
         return survey.index
 
     def corrupt(self, segment: Segment, position: int, reason: str) -> FrameCorrupt:
-        """Return the error for rotten bytes, and note that this log has some."""
+        """Return the error for rotten bytes, and note that this log has rot."""
         self._state.is_rotten = True
         return FrameCorrupt(store_name(segment.base_index), position, reason)

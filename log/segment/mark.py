@@ -3,8 +3,8 @@
     slot body   8 8 generation | 16 8 durable_index | 24 8 segment base | 32 8 position | 40 8 epoch |
                 48 8 commit_index (at most durable_index) | 56 4 frame crc32c | 60 1 clean | 61 3 zero
 
-A segment base of 2^64 - 1 says that the log is being emptied: all segments that are there go at the next open, and a
-log that is no standalone one begins at durable_index. (Earlier versions wrote there where the old one began.)
+A segment base of 2^64 - 1 says that the log is being emptied: the next open removes all existing segments, and a log
+that is not standalone begins at durable_index. (Earlier versions wrote the beginning of the old log there.)
 Epoch and crc32c are those of the frame before durable_index; that frame ends at `position`. The valid slot with the
 highest generation wins. Between two fsyncs only one slot is written: the other holds the last fsynced mark. So while a
 sync runs, a newer mark waits in memory; after it, the slots swap roles.
@@ -42,7 +42,7 @@ class Mark(NamedTuple):
 
     @property
     def discards(self) -> bool:
-        """Whether all segments that are still there are to be removed."""
+        """Whether all remaining segments are to be removed."""
         return self.segment_base == _DISCARDING
 
 
@@ -52,7 +52,7 @@ def empty_mark(index: int) -> Mark:
 
 
 def discarding_mark(index: int) -> Mark:
-    """Return the mark of a log whose segments are all being removed, and which is to begin at `index` then."""
+    """Return the mark of a log whose segments are all being removed, and which will then begin at `index`."""
     return empty_mark(index)._replace(segment_base=_DISCARDING)
 
 
@@ -82,7 +82,7 @@ class MarkFile:
         self.found: Mark | None = winner[0] if winner else None
         """The winning mark when the file was opened; None if no slot was valid."""
         self.is_damaged = any(self._is_garbage(number) for number in {0, 1} - {slot.number for slot in valid})
-        """Whether a slot that was written is not valid: by rot, or by a write that lost its power."""
+        """Whether a slot was written but is not valid, because of rot or a power loss during the write."""
         self.synced = self.found
         """The mark that was synced last; until `rewrite_winner` or a first sync, the one that was found."""
         self._latest = self._syncing = self.found

@@ -123,16 +123,16 @@ class Reader:
                     break
             position += read
         if to_index is None and generation != state.generation:
-            # The frame yielded last may have been truncated since: the stream must not end as if all were well.
+            # The frame yielded last may have been truncated since: the stream must not end without an error.
             if index > state.readable_index:
                 self._refuse_unreadable(index)
             self._resume(index, crc)
 
     def _resume(self, index: int, crc: int | None) -> tuple[Segment, int]:
-        """Return the place of the frame at `index`, after a truncation or reset since the previous frame was read.
+        """Return the location of the frame at `index`, after a truncation or reset since the previous frame was read.
 
         Raises:
-            ChainBroken: the previous frame is another one now, or `index` is no longer a boundary.
+            ChainBroken: the previous frame was replaced, or `index` is no longer a boundary.
         """
         try:
             tail, segment, position = self.lookup.end_before(index)
@@ -143,7 +143,7 @@ class Reader:
         return (segment, position) if index == self._state.tail.index else self.lookup.boundary(index)
 
     def _refuse_unreadable(self, index: int) -> None:
-        """Raise why the record at `index` cannot be read, if it cannot."""
+        """Raise the error if the record at `index` cannot be read."""
         state = self._state
         if not state.origin[0] <= index < state.readable_index or state.closed:
             self.lookup.refuse_outside(index)

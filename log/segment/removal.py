@@ -13,15 +13,15 @@ from .segments import remove_segment
 class Expiry:
     """The removal of one segment, and the sync of the mark before it if the mark on disk may name that segment.
 
-    It runs at most once to its end; every caller learns how that was.
+    It completes at most once; every caller gets the same outcome.
     """
 
     def __init__(self, files: Directory, base_index: int, to_index: int, size: int, mark_sync: Sync | None) -> None:
         self.base_index = base_index
         self.to_index = to_index
-        """The log begins here now."""
+        """The new beginning of the log."""
         self.size = size
-        """The bytes of the frames that go."""
+        """The bytes of the removed frames."""
         self.mark_sync = mark_sync
         self._files = files
         self._lock = threading.Lock()
@@ -30,7 +30,7 @@ class Expiry:
         self._error: OSError | None = None
 
     def run(self) -> None:
-        """Block until the files are gone for good. Later calls return at once.
+        """Block until the files are durably removed. Later calls return at once.
 
         Raises:
             OSError: the device failed; only a restart tells what is left.
@@ -54,5 +54,5 @@ class Expiry:
         if not self._removed:
             remove_segment(self._files, self.base_index)
             self._removed = True
-        # Before the next segment goes: a power loss must not restore this one without that.
+        # Before the next segment is removed: a power loss must not restore this one without the next.
         self._files.sync()

@@ -59,8 +59,8 @@ class ReadSegmentCheck:
     def _fits_by_index(self, store: Storage) -> bool:
         """Check the end by the index file; return False if that is missing or wrong, and has to be rebuilt.
 
-        Of its version, which no checksum covers, a later program is to blame only if the rest is not of this version
-        either: a damaged field is a wrong index, as any other damage is.
+        No checksum covers its version. A later program is assumed only if the rest does not fit this version either;
+        otherwise the field is damaged, and the index is wrong as after any other damage.
         """
         base, name = self._header.base_index, index_name(self._header.base_index)
         try:

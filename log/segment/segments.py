@@ -76,7 +76,7 @@ class Segments:
         self._bases.append(segment.base_index)
 
     def place_of(self, index: int) -> int:
-        """Return the place in [0, len) of the segment that holds `index`, which is not below the log."""
+        """Return the number in [0, len) of the segment that holds `index`, which is not below the log."""
         return bisect_right(self._bases, index) - 1
 
     def holding(self, index: int) -> Segment:
@@ -84,15 +84,15 @@ class Segments:
         return self._items[bisect_right(self._bases, index) - 1]
 
     def at(self, place: int) -> Segment:
-        """Return the segment at a place in [0, len)."""
+        """Return the segment with this number in [0, len)."""
         return self._items[place]
 
     def bytes_between(self, place: int, to_place: int) -> int:
-        """Return the bytes of the frames of the segments at [place, to_place), none of which is the write segment."""
+        """Return the frame bytes of the segments with numbers [place, to_place), none of them the write segment."""
         return self._sizes_before[to_place] - self._sizes_before[place]
 
     def count_over(self, size: int) -> int:
-        """Return how many segments, from the first on, have to go for `size` bytes of frames to go."""
+        """Return how many segments, from the first on, must be removed to remove `size` bytes of frames."""
         return bisect_left(self._sizes_before, self._sizes_before[0] + size)
 
     def take_first(self) -> Segment:
@@ -125,7 +125,7 @@ class Segments:
         return store
 
     def opened(self, name: str) -> Storage:
-        """Return an open file; if the process can open no more, at the cost of those that are open for reads.
+        """Return an open file; if the process can open no more, close files that are open for reads first.
 
         Raises:
             FileNotFoundError: it does not exist.
@@ -185,7 +185,7 @@ class Segments:
                     self.index(segment)
 
     def replace_index(self, segment: Segment, index: SegmentIndex) -> None:
-        """Use `index`, made from the segment's frames, in place of a wrong or missing one."""
+        """Use `index`, built from the segment's frames, instead of a wrong or missing one."""
         was_cached = segment.base_index in self._cached
         self.forget_index(segment)
         if was_cached or self._loads:

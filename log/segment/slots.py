@@ -2,7 +2,7 @@
 
     0 4 crc32c of 4..64 | 4 4 version | 8 56 body
 
-`mark` and `promise` are such files. The slots are in different blocks, so that a torn write spoils only one.
+`mark` and `promise` are such files. The slots are in different blocks, so that a torn write damages only one.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class SlotFile:
         self._storage.write_at(SLOT_POSITIONS[number], encode_slot(self._version, body))
 
     def sync(self) -> None:
-        """Block until what was written to both slots survives a power loss."""
+        """Block until everything written to both slots survives a power loss."""
         self._storage.sync()
 
     def close(self) -> None:

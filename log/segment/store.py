@@ -103,7 +103,7 @@ def base_of_name(name: str, suffix: str) -> int | None:
 
 
 def create_fresh(files: Directory, name: str) -> Storage:
-    """Return a new, empty file, in place of one of this name that a crash or a full disk left behind."""
+    """Return a new, empty file, replacing one of this name that a crash or a full disk left behind."""
     try:
         return files.create(name)
     except FileExistsError:

@@ -22,7 +22,7 @@ MEMBERS_TYPES = frozenset({"members", "genesis"})
 
 # length, epoch, kind: all that a walk over trusted frames needs.
 _GLANCE = struct.Struct("<4xI8xQ32xB")
-# What every frame has behind its kind: few other bytes look so.
+# What every frame has after its kind: few other bytes look like this.
 _VERSION_AND_ZEROS = bytes([FRAME_VERSION, 0, 0])
 _VERSION_POSITION = 57
 
@@ -167,18 +167,18 @@ def _large_payload(store: Storage, header: FrameHeader, position: int) -> memory
 
 
 class Torn(NamedTuple):
-    """What stands after the last whole frame of a log that was not stopped cleanly."""
+    """The bytes after the last whole frame of a log that was not stopped cleanly."""
 
     file: str
     position: int
     size: int
     """Bytes up to the last one that is not zero."""
     next_frame: int | None
-    """Index of a valid frame behind the invalid bytes: those were written before it, and are damaged or were lost."""
+    """Index of a valid frame after the invalid bytes: these were written before it, and are damaged or were lost."""
 
 
 def torn_after(store: Storage, end: int, next_index: int, file: str) -> Torn | None:
-    """Return what stands from `end` on, where the frame of `next_index` would begin; None if that is zeros alone."""
+    """Return what follows from `end` on, where the frame of `next_index` would begin; None if only zeros do."""
     last, before, found = end, b"", None
     for start in range(end, store.size, CHUNK_BYTES):
         chunk = store.read_at(start, min(CHUNK_BYTES, store.size - start))

@@ -37,10 +37,10 @@ class ValueStream(Protocol):
     """Size of the value in bytes; set when `verify` has returned."""
 
     def verify(self) -> None:
-        """Read the whole payload and check it. Blocks. An iteration calls this first, if nobody has.
+        """Read the whole payload and check it. Blocks. An iteration calls this first if it was not called.
 
         Raises:
-            FrameCorrupt: the bytes are not what was written.
+            FrameCorrupt: the bytes are not those that were written.
             IndexOutOfBounds: the record has been truncated.
         """
         ...

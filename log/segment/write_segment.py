@@ -1,7 +1,7 @@
 """The write segment: the one store that grows, and a flush of it.
 
 Appended frames are buffered and written in large pieces. The store is preallocated, so that a full disk is found before
-anything is appended. Behind the room for other frames lies a reserve: when the disk is full, reserved frames take it.
+anything is appended. After the room for other frames there is a reserve: when the disk is full, reserved frames use it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class WriteSegment:
         self._store_limit = options.store_limit
         self._index_bytes = options.index_limit
         self.free_end = 0
-        """A frame that ends at or below this position needs neither room of the reserve, nor more, nor a segment."""
+        """A frame that ends at or below this position needs neither the reserve, nor more room, nor a new segment."""
         self._update_free_end()
 
     def is_full(self, size: int) -> bool:
@@ -102,7 +102,7 @@ class WriteSegment:
         return max(0, self.allocated - self.segment.end)
 
     def reserve(self, size: int) -> None:
-        """Make sure of room on disk for `size` more bytes, with the reserve behind them.
+        """Ensure room on disk for `size` more bytes, with the reserve after them.
 
         Raises:
             DiskFull: there is no room; nothing changed.

@@ -6,7 +6,7 @@ What a power loss may take, and nothing more:
 - of the changes of a file's size since then, any subset
 - of the names created, renamed and removed since the folder's last sync, any subset; a renaming is atomic
 
-A failed sync leaves the page cache looking clean: what it did not bring to the disk, no later sync will.
+A failed sync leaves the page cache looking clean: no later sync writes what it did not write.
 
 `Disk.stop_before` loses the power before a given operation, so that a test can stop a change at each of its steps:
 
@@ -38,7 +38,7 @@ Kept = Callable[[str], bool]
 
 
 class PowerLoss(Exception):
-    """The power went away, or a handle from before a power loss or restart was used."""
+    """The power was lost, or a handle from before a power loss or restart was used."""
 
 
 class Keep(Enum):
@@ -153,7 +153,7 @@ class Disk:
         self.stop_before: int | None = None
         """Lose the power before the operation of this number; the first is 1."""
         self.on_power_loss = Keep.SOME
-        """What survives if `lose_power` is not told."""
+        """What survives if `lose_power` gets no argument."""
         self.full = False
         """Whether nothing more can be created or allocated: `DiskFull`."""
         self.exhausted = False

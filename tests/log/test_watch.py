@@ -244,7 +244,7 @@ def test_without_proc_a_folder_that_was_moved_is_accused_all_the_same(
         write(log)
         monkeypatch.setattr(os, "readlink", hidden)
         moved(tmp_path / "d")
-        assert "d is not the folder any more that was opened" in log.watch.judge_failure()
+        assert "d is no longer the folder that was opened" in log.watch.judge_failure()
 
 
 def test_a_removed_folder_is_not_made_again(tmp_path: Path) -> None:
