@@ -78,7 +78,7 @@ class FileWatch:
         return [*self._directory.misplaced(), *self._files.misplaced(names)]
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         self._closed = True
         self._directory.release()
         self._files.release()

@@ -135,7 +135,7 @@ class Message:
             own_index = None if index is None else index + position
             refused = _refused_between(refusals, position, end)
             if answer.done():
-                pass  # The caller cancelled it. The command was executed all the same.
+                pass  # The caller cancelled it. The command was executed anyway.
             elif end > len(results):
                 answer.set_exception(ResultsCut(own_index))
             elif not batch and (error := session_error_of(refused)):

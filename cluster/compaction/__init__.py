@@ -1,1 +1,1 @@
-"""What keeps the log bounded: snapshots, expiry, and installs of a leader's snapshot."""
+"""Compaction, which keeps the log bounded: snapshots, expiry, and installs of a leader's snapshot."""

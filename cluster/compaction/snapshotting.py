@@ -237,7 +237,7 @@ class Snapshotting:
         journal.error("no snapshot was taken", index=index, reason=str(error))
 
     async def stop(self) -> None:
-        """Take no more snapshots; abandon the one under way."""
+        """Take no more snapshots; abandon the one in progress."""
         self._stopped = True
         if self._child is not None:
             self._child.kill()
@@ -267,7 +267,7 @@ class Snapshotting:
             )
         if self.overdue_s < OVERDUE_S:
             return None
-        reason = self.failure or "the one under way has not ended"
+        reason = self.failure or "the one in progress has not ended"
         return (
             f"no snapshot was finished for {self.overdue_s:.0f} s although one was due, so the log cannot expire:"
             f" {reason}; fix the cause, then run `quire snapshot`"

@@ -554,7 +554,7 @@ class Node:
         journal.error("alarm", text=text)
 
     def halted(self, reason: str) -> None:
-        """Stop serving for good. Sets `ended` for the process that runs the node, unless its files are not in place."""
+        """Stop serving permanently. Set `ended` for the process that runs the node, unless its files are missing."""
         if self.failure is None:
             self.stranded = self.formed.log.watch.judge_failure() if self.formed else ""
             self.failure = reason = self.stranded or reason
@@ -565,7 +565,7 @@ class Node:
                 self.ended.set()
 
     def failed(self, error: Exception) -> None:
-        """Stop serving for good: the node cannot continue, or this program has a bug, whose traceback is logged."""
+        """Stop serving permanently: the node cannot continue, or this program has a bug, whose traceback is logged."""
         match error:
             case LogError() | OSError():
                 self.halted(f"{type(error).__name__}: {error}")

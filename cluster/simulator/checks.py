@@ -476,7 +476,7 @@ class Checks:
                     raise Violation("rule 1: following makes the leader durable", node.node_id, on_disk, leader[:2])
                 self._answered(node, epoch)
             case Heartbeat(promise) if promise.epoch not in self.elections:
-                # It may die before the end of the step that elected it: the others follow it all the same.
+                # It may die before the end of the step that elected it: the others still follow it.
                 self._leads(node, promise.epoch, promise.incarnation)
                 self.of(node).leading = node.running.core.leading_promise
             case _:

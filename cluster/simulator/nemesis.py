@@ -145,7 +145,7 @@ class Nemesis:
                 self._fail_disk(node, str(values[1]))
             case _:
                 node.disk.full = True
-        self.schedule.later(lasts, self._mend_disk, node)
+        self.schedule.later(lasts, self._repair_disk, node)
 
     def _pairs_of(self, node: Node) -> list[tuple[str, str]]:
         others = [other.node_id for other in self.nodes if other is not node]
@@ -206,7 +206,7 @@ class Nemesis:
 
         node.disk.failing = fails
 
-    def _mend_disk(self, node: Node) -> None:
+    def _repair_disk(self, node: Node) -> None:
         node.disk.failing, node.disk.full = None, False
         node.latency.lowest, node.latency.highest = self.settings.sync_us
 
@@ -319,7 +319,7 @@ class Nemesis:
         self.network.end_cut([pair for pair, count in list(self.network.cut.items()) for _ in range(count)])
         self.network.slow.clear()
         for node in self.nodes:
-            self._mend_disk(node)
+            self._repair_disk(node)
             node.fuse, node.trigger, node.latency.hangs_until, node.clocks.ahead = None, None, 0, 0
             if node.backlog is not None:
                 node.resume()

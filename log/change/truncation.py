@@ -92,7 +92,7 @@ def truncate_at(state: LogState, tail: Tail, segment: Segment, position: int, wa
 
     Raises:
         ResourcesExhausted: the process can open no more files; nothing was removed.
-        FrameCorrupt: the segment is not what was written; nothing was removed, and the log takes no more changes.
+        FrameCorrupt: the segment is corrupt; nothing was removed, and the log accepts no more changes.
         LogReadOnly: the device failed; only a restart tells which frames are still there.
     """
     was_written = state.writer.segment is segment

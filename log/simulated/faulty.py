@@ -75,7 +75,7 @@ class DiskFile:
         self.pending.append(length)
 
     def settle(self, kept: Kept, count: int | None = None) -> None:
-        """Bring the pending changes, or so many of them, that `kept` accepts to the disk; it loses the others."""
+        """Of the pending changes (the first `count`), write those that `kept` accepts to the disk; lose the rest."""
         for change in self.pending[:count]:
             if kept(self.name):
                 if isinstance(change, int):

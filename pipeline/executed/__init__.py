@@ -1,1 +1,1 @@
-"""Which rows of a read executed: retries marked, in parallel."""
+"""Which rows of a read executed: marks retries, in parallel."""

@@ -1,1 +1,1 @@
-"""The report job: what a log says about a cluster's life, as a page."""
+"""The report job: a cluster's history from its log, as a page."""

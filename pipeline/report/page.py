@@ -105,7 +105,7 @@ def _lag(report: Report) -> str:
         else (each.server, each.role, f"{each.records:,}", f"{each.bytes:,}", f"{each.seconds:,.3f} s")
         for each in report.lag
     ]
-    return _table("Lag at the moment of the report", ("node", "role", "records", "bytes", "time"), rows) if rows else ""
+    return _table("Lag at the time of the report", ("node", "role", "records", "bytes", "time"), rows) if rows else ""
 
 
 def _table(title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -156,7 +156,7 @@ def _leaders(axes: Any, report: Report, theme: Theme) -> None:
 
 
 def _lag(axes: Any, report: Report, theme: Theme) -> None:
-    _title(axes, theme, "Lag behind the leader, at the moment of the report", "node")
+    _title(axes, theme, "Lag behind the leader, at the time of the report", "node")
     names = [f"{each.server}\n{each.role}" for each in report.lag]
     records = [each.records or 0 for each in report.lag]
     axes.barh(range(len(names)), records, height=0.55, color=COLOURS[1], linewidth=0)

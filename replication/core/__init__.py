@@ -1,7 +1,7 @@
-"""The replication protocol as a pure machine: events in, actions out.
+"""The replication protocol as a pure state machine: events in, actions out.
 
-No module below reads a clock, a socket, a file or a source of randomness; a test says so. Whoever drives the core
-(the asyncio `Replica`, or a simulator) hands it `Event`s with the time and carries out the `Action`s in their order.
+No module below reads a clock, a socket, a file or a source of randomness; a test checks this. The driver of the core
+(the asyncio `Replica`, or a simulator) passes it `Event`s with the time and carries out the `Action`s in their order.
 
 The rules are numbered; `docs/protocol.md` has each in words, with its reasons, and each module opens with those it
 holds. Reading order: the words (`members`, `messages`, `events`, `actions`, `state`); `core` down to its events, which

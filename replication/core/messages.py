@@ -99,7 +99,7 @@ class VoteAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """I was elected under `promise`, and lead. What is committed is said on streams only (rule 7)."""
+    """I was elected under `promise`, and lead. The commit_index is sent on streams only (rule 7)."""
 
     promise: Promise
     sequence: int
@@ -123,7 +123,7 @@ class HeartbeatEcho:
 
 @dataclass(frozen=True, slots=True)
 class PositionReport:
-    """How far a node is, sent to its leader with each echo, and to all others each second (rule 17)."""
+    """A node's position, sent to its leader with each echo, and to all others each second (rule 17)."""
 
     durable_index: int
     applied_index: int
@@ -166,7 +166,7 @@ PeerMessage = CoreMessage | GenesisOffer | PositionReport | LagReport | Probe | 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """A follower asks for the log from where the two logs part.
+    """A follower asks for the log from the index at which the two logs diverge.
 
     `epochs` are its newest (epoch, first index) pairs, ascending; the last of them ends at `highest_index`. `fetching`
     is the index of a snapshot of which it already has a part, 0 if there is none.
@@ -192,7 +192,7 @@ class OpenVerb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OpenAnswer:
-    """Frames follow from `index`, where the logs part.
+    """Frames follow from `index`, where the logs diverge.
 
     `crc32c` is the crc field of the leader's frame before `index`: the follower's must be equal. By the verb:
 
@@ -213,7 +213,7 @@ class OpenAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """`durable_index` is what this stream has matched and this disk holds: all that commit counts (rule 8)."""
+    """`durable_index` is what this stream has matched and this disk holds: only that counts for a commit (rule 8)."""
 
     durable_index: int
     plain_durable_index: int

@@ -19,14 +19,14 @@ def __getattr__(name: str) -> object:
 
 
 class QuireError(Exception):
-    """The base of each package's errors. A copy, also one by pickle, has the same type, text and fields."""
+    """The base of each package's errors. A copy, even a pickled one, has the same type, text and fields."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return _restored, (type(self), self.args), self.__dict__ or None
 
 
 def _restored(kind: type[QuireError], arguments: tuple[object, ...]) -> QuireError:
-    """An error without its fields, as `Exception` makes it: those of its own constructor are not in `args`."""
+    """An error without its fields, as `Exception` creates it: its own constructor's arguments are not in `args`."""
     error = kind.__new__(kind)
     error.args = arguments
     return error

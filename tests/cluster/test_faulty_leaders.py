@@ -1,4 +1,4 @@
-"""A leader with a permanent fault loses the lead, and the healthy majority serves; a faulty follower reports it."""
+"""A leader with a permanent fault loses the lead, and the healthy majority continues; a faulty follower reports it."""
 
 import asyncio
 import errno

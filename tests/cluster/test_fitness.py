@@ -1,4 +1,4 @@
-"""A node reports each fault, with what to do, in readiness, status, alarms, metrics, the table and the journal."""
+"""A node's unfitness is reported everywhere, with what to do: readiness, status, alarms, metrics, table, journal."""
 
 import asyncio
 import errno
@@ -208,7 +208,7 @@ def test_every_level_has_its_advice_and_its_entry_in_the_runbook() -> None:
 
 
 class Moody:
-    """A replica that is faulty, then fit again, one state a look; then the looks are over."""
+    """A replica that is unfit, then fit again, and reports it at each check; then the checks are over."""
 
     def __init__(self) -> None:
         self._looks = iter([Level.FIT, Level.SLOW_DISK, Level.SLOW_DISK, Level.FIT])

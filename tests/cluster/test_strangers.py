@@ -375,7 +375,7 @@ async def listening_stranger() -> AsyncGenerator[tuple[int, list[str]]]:
 
 
 async def another_second(cluster: RunningCluster) -> None:
-    """Wait until the leader's heartbeats of a second went out: whoever was to be dialled was dialled by then."""
+    """Wait until the leader has sent a second's heartbeats: every peer that would be dialled was dialled by then."""
     leader = next(running for running in cluster.nodes.values() if running.node.is_leader)
     until = leader.node.status()["clock"] + 1_000_000
     while leader.node.status()["clock"] < until:  # noqa: ASYNC110  # Nothing tells.

@@ -1,4 +1,4 @@
-"""The turns of the loop: what counts as long, and what is told of it."""
+"""The turns of the loop: which ones count as long, and what is reported about them."""
 
 import asyncio
 import gc

@@ -99,7 +99,7 @@ class Asked:
 
 
 def check_asked(asked: list[Asked], archive: Archive) -> None:
-    """Judge what operators were told by the committed log.
+    """Check the answers that operators got against the committed log.
 
     Raises:
         Violation: an operator was told what is not so.

@@ -53,7 +53,7 @@ SETTINGS: dict[str, Any] = {
     "retention_follower_bytes": 1 << 16,
 }
 EAGER_SETTINGS = SETTINGS | {"snapshot_records": 50, "retention_bytes": 1, "retention_follower_bytes": 0}
-"""Of every second seed: whoever was away for long needs a snapshot."""
+"""For every second seed: a node that was away for long needs a snapshot."""
 
 
 @dataclass

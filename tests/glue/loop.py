@@ -147,7 +147,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             timer.cancel()
 
     def pass_time(self, delay_us: int) -> None:
-        """Block whoever calls this, the loop or one of its threads, so long."""
+        """Block the caller, the loop or one of its threads, for this long."""
         if self.thread is None:
             self.block(delay_us / 1e6)
         else:

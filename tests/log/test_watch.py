@@ -291,7 +291,7 @@ def test_a_file_that_this_program_gave_up_may_lose_its_name_while_it_is_open(tmp
 def test_a_device_that_fails_is_no_file_that_was_taken_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """Then the process must end and be started again; and whoever asks gets an answer, not the error."""
+    """Then the process must end and be restarted; and callers get an answer, not the error."""
 
     def failing(*_: object, **__: object) -> os.stat_result:
         raise OSError(number, os.strerror(number))

@@ -35,7 +35,7 @@ SECOND = 1_000_000
 
 
 class Clock:
-    """Time that stands still until it is told otherwise; microseconds since 1970."""
+    """Time that does not advance until it is set; microseconds since 1970."""
 
     def __init__(self) -> None:
         self.now = START

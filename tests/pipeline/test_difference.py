@@ -20,7 +20,7 @@ Write = Callable[[Frames], None]
 
 
 def told(path: Path, write: Write, wrong_at: int) -> Difference:
-    """What is told of a stretch whose result at an index is wrong. What is written begins at index 1."""
+    """What is reported about a stretch whose result at an index is wrong. The written records begin at index 1."""
     machine = Nearly(42)
     machine.wrong_at = wrong_at
     with writing(path) as log:

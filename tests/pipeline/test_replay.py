@@ -308,7 +308,7 @@ def put(number: int) -> Any:
 
 
 class Forgetful(KvMachine):
-    """One that lost a write, and told it as done."""
+    """One that lost a write but reported it as done."""
 
     lost = range(0)
 

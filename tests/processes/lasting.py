@@ -50,7 +50,7 @@ FULL = Size(50, 1_000_000, {"n1": 200 * MB, "n2": 200 * MB, "n3": 500 * MB}, 64 
 
 
 def instructions(count: int) -> list[str]:
-    """So many of the classroom's, each operand with zeros behind it, as lines of JSON."""
+    """This many of the classroom's instructions, with zeros appended to each operand, as lines of JSON."""
     source = classroom.Instructions(classroom.DEFAULT_SEED)
     drawn = iter(source.draw, None)
     return [json.dumps([operation, padded(operand)]) + "\n" for operation, operand in islice(drawn, count)]

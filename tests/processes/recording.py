@@ -1,4 +1,4 @@
-"""Clients that write and read until they are stopped; what they were told is judged then."""
+"""Clients that write and read until they are stopped; then their answers are checked."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def test_a_candidate_adopts_no_epoch_out_of_range(field: str, epoch: int) -> Non
 
 
 def apart(world: World, **epochs: int) -> None:
-    """Restart the nodes with these promises, as if somebody had told each another epoch."""
+    """Restart the nodes with these promises, as if each had been sent a different epoch."""
     for node_id, epoch in epochs.items():
         node = world[node_id]
         node.crash()

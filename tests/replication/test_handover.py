@@ -1,4 +1,4 @@
-"""An unfit leader hands over; one that cannot steps down and holds back. So a healthy majority goes on soon."""
+"""An unfit leader hands over; one that cannot steps down and holds back. So a healthy majority soon makes progress."""
 
 from collections.abc import Callable
 

@@ -30,7 +30,7 @@ LOG = LogOptions(
 
 
 class Writer:
-    """A client that writes to whoever leads, and counts what comes of it."""
+    """A client that writes to the current leader, and counts the outcomes."""
 
     applied = True
 

@@ -1,4 +1,4 @@
-"""The verdict can fail: it finds each violation planted in a log, in what clients were told, or in what nodes say."""
+"""The verdict can fail: it finds each violation planted in a log, in clients' answers, or in nodes' reports."""
 
 from collections.abc import Sequence
 from dataclasses import replace

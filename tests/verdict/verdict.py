@@ -1,4 +1,4 @@
-"""The verdict on a run: what clients were told must be what the nodes' logs say, and what every node answers.
+"""The verdict on a run: the clients' answers must agree with the nodes' logs and with every node's state.
 
 Nothing acknowledged is lost, nothing is executed twice, nothing is in the log that nobody sent, and all nodes agree.
 The verdict knows the log's frames and has a model of the machine; it knows nothing of the product's sessions or of the
@@ -26,7 +26,7 @@ class Wrong(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A batch that was acknowledged, with what its client was told of it."""
+    """An acknowledged batch, with the answer that its client got."""
 
     commands: list[Command]
     results: list[Any]
@@ -213,7 +213,7 @@ def check_states(states: Mapping[str, Any], expected: Any) -> None:
 
 
 def check_history(replay: Replay, history: History, late: Sequence[list[Command]] = ()) -> None:
-    """The log has what clients were told, in each client's order, and nothing else. Raises Wrong."""
+    """The log has what clients were answered, in each client's order, and nothing else. Raises Wrong."""
     covered: set[int] = set()
     last_index: dict[int, int] = {}
     # Those of which least is known come last, and take what the others left.
@@ -253,7 +253,7 @@ def _found(replay: Replay, answered: Answered, covered: set[int]) -> list[Execut
 
 
 def _matching(replay: Replay, answered: Answered, covered: set[int]) -> Iterator[list[Executed | None]]:
-    """Batches with these commands and results, of which nobody else was told."""
+    """Batches with these commands and results, which no other client had acknowledged."""
     commands = answered.commands
     for first, record in replay.records.items():
         if record.command == commands[0]:

@@ -1,4 +1,4 @@
-"""Rules 18 and 19: what a peer's word is worth. No field of a message is trusted because its sender is a member."""
+"""Rules 18 and 19: which messages of peers are plausible. No field is trusted just because its sender is a member."""
 
 from .epochs import EPOCH_LIMIT, EPOCH_REACH, EPOCH_STEP, Refusal, highest_epoch, judge
 from .leaders import refuses

@@ -30,6 +30,6 @@ def refuses(state: "State", own: Promise | None, following: "Following | None", 
         return False
     state.refused[Refusal.SECOND_LEADER] += 1
     claim = f"{claimed.candidate} claims to lead epoch {claimed.epoch}, which this node knows as that of"
-    why = f"a disk forgot a promise, or somebody speaks as {claimed.candidate}"
+    why = f"a disk forgot a promise, or another program poses as {claimed.candidate}"
     state.alarm("second leader", f"{claim} {known.candidate}: {why}; it is refused")
     return True

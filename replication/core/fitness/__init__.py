@@ -1,4 +1,4 @@
-"""Whether a node is fit to lead: what ails it (`levels`), and how an unfit leader makes way (`handover`)."""
+"""Whether a node is fit to lead: why it is unfit (`levels`), and how an unfit leader hands over (`handover`)."""
 
 from .levels import Fitness, FitnessStatus, Level
 
