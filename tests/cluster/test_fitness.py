@@ -180,9 +180,7 @@ def test_what_ails_a_node_in_two_ways_is_told_of_both(tmp_path: Path) -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.slow
-async def test_a_node_that_is_ill_in_two_ways_gives_all_its_reasons(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_node_with_two_faults_gives_all_its_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"machine": MOODY, "segment_bytes": SEGMENT_BYTES}
     async with running_cluster(tmp_path, 1, **settings) as cluster:
         with monkeypatch.context() as full:

@@ -83,7 +83,7 @@ def test_a_seed_draws_the_same_scenarios_again() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["its connections fell silent"])
-def test_a_majority_commits_while_its_leader_is_ill_for_good(kind: str, grounds: Grounds) -> None:
+def test_a_majority_commits_while_its_leader_has_a_permanent_fault(kind: str, grounds: Grounds) -> None:
     outcome = grounds.run(faulty_leader(kind))
 
     assert outcome.acknowledged > 0

@@ -125,7 +125,7 @@ def test_a_network_that_fails_is_an_outage(error: OSError) -> None:
         ArchiveGap("archive", 1, 2),
     ],
 )
-def test_what_waiting_does_not_mend_ends_the_rounds(error: Exception) -> None:
+def test_what_waiting_does_not_solve_ends_the_rounds(error: Exception) -> None:
     script = Script(found(0, 1), failing(error), found(1, 2))
 
     with pytest.raises(type(error)):

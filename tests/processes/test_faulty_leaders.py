@@ -95,7 +95,7 @@ def test_a_leader_on_a_full_volume_loses_the_lead_and_is_fit_again_when_there_is
 
 
 @pytest.mark.soak
-def test_a_leader_whose_machine_alone_fails_loses_the_lead_and_a_restart_mends_it(
+def test_a_leader_whose_machine_alone_fails_loses_the_lead_and_a_restart_fixes_it(
     clusters: Clusters, tmp_path: Path
 ) -> None:
     cluster = clusters.make(flags=FLAGS)

@@ -86,7 +86,7 @@ def test_what_flushes_took_is_forgotten_after_ten_election_timeouts_without_one(
     assert level(node) is Level.FIT
 
 
-def test_a_node_that_is_ill_in_two_ways_names_both_the_graver_first() -> None:
+def test_a_node_with_two_faults_names_both_the_graver_first() -> None:
     node = started()["n2"]
     node.flushes_us = [900 * MILLISECOND] * 5
     node.world.run_until(lambda: level(node) is Level.SLOW_DISK)
@@ -192,7 +192,7 @@ def test_a_machine_that_failed_makes_a_node_unfit_until_it_runs_again() -> None:
     node.world.run_until(lambda: level(node) is Level.FIT)
 
 
-def test_that_nothing_is_applied_is_no_illness_of_its_own_once_the_machine_has_failed() -> None:
+def test_that_nothing_is_applied_is_no_fault_of_its_own_once_the_machine_has_failed() -> None:
     world = led()
     node = applying_nothing(world["n2"])
     world["n1"].write("a")

@@ -345,7 +345,7 @@ def test_a_slow_leader_that_is_slow_again_hands_over_once_in_ten_election_timeou
     assert world.now - handed_over >= 9.9 * TIMEOUT_S * 1_000_000
 
 
-def test_a_leader_that_stays_ill_and_gets_leadership_back_hands_over_without_that_pause() -> None:
+def test_a_leader_that_stays_faulty_and_gets_leadership_back_hands_over_without_that_pause() -> None:
     world = settled()
     be_slow(world["n1"])
     world.run_until(lambda: world.leader() not in (None, world["n1"]), within_s=LAW_S)

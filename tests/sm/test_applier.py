@@ -243,7 +243,7 @@ def test_a_failure_beside_the_machine_s_own_code_names_the_machine_s_line() -> N
         Applier(Parsing()).apply(Frames().records(["{"]))
 
 
-def test_a_machine_without_memory_is_restarted_before_it_is_mended() -> None:
+def test_a_machine_without_memory_is_restarted_before_it_is_fixed() -> None:
     class Hungry(Moody):
         def apply(self, command: Any, context: Context) -> Any:
             raise MemoryError

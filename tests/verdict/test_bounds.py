@@ -81,7 +81,7 @@ def test_a_figure_at_its_bound_is_good_and_one_past_it_is_found(
     ],
     ids=["inside", "before and after", "nothing inside", "neither before nor after", "nothing at all"],
 )
-def test_the_longest_time_without_a_commit_includes_what_reaches_into_the_illness(
+def test_the_longest_time_without_a_commit_includes_what_reaches_into_the_fault(
     ends: list[float], longest: float
 ) -> None:
     assert longest_without(ends, began=10.0, ended=20.0) == longest
