@@ -48,10 +48,12 @@ def retried(*arguments: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_client_that_retries_prints_nothing() -> None:
     assert retried() == ""
 
 
+@pytest.mark.slow
 def test_the_logger_of_the_client_says_why_each_attempt_failed_and_of_what_call() -> None:
     lines = [line for line in retried("DEBUG").splitlines() if line.startswith("quire.client ")]
 

@@ -74,6 +74,7 @@ def body_of(answer: bytes) -> bytes:
 
 
 @on_both_loops
+@pytest.mark.slow
 def test_a_command_is_executed_once_and_answered_on_every_node(new_loop: NewLoop, tmp_path: Path) -> None:
     async def test() -> None:
         async with running_cluster(tmp_path, 2) as cluster:

@@ -105,6 +105,7 @@ def install(data_dir: DataDir, leader: Leader) -> Applier:
 
 @pytest.mark.parametrize("snapshots", [0, 2])
 @pytest.mark.parametrize("keep", list(Keep))
+@pytest.mark.slow
 def test_an_install_that_is_stopped_at_any_operation_ends_whole_or_starts_again(keep: Keep, snapshots: int) -> None:
     before, cluster_id, durable = follower(snapshots=snapshots)
     leader = Leader(cluster_id)

@@ -95,6 +95,7 @@ def test_as_many_lines_as_the_limit_wait_and_those_past_it_are_counted_where_the
     assert pipe.read_until(b"later\n") == b"later\n"
 
 
+@pytest.mark.slow
 def test_as_many_bytes_as_the_limit_wait_and_not_one_more(pipe: Pipe) -> None:
     pipe.fill()
     rest = QUEUED_BYTES - 2 * PIPE_BYTES
@@ -222,6 +223,7 @@ UNREAD_WRITERS: dict[str, str] = {
 
 
 @pytest.mark.parametrize("statement", UNREAD_WRITERS.values(), ids=UNREAD_WRITERS)
+@pytest.mark.slow
 def test_whatever_prints_goes_on_though_nobody_reads_and_the_process_ends(statement: str) -> None:
     script = (
         "import logging, sys, threading, warnings\n"

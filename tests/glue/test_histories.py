@@ -21,6 +21,7 @@ def test_every_caller_is_told_the_truth_and_nothing_is_held_for_ever(seed: int) 
     assert outcome.counts["write 200"] > 4  # More than the last ones, when all was well again.
 
 
+@pytest.mark.slow
 def test_the_same_seed_makes_the_same_history() -> None:
     first, second = run(5, trouble_s=1.0), run(5, trouble_s=1.0)
     assert first.trace == second.trace

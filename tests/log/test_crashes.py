@@ -245,6 +245,7 @@ def test_a_crash_at_any_operation_leaves_every_durable_frame_and_none_that_was_c
 
 
 @explorations(TRUNCATIONS, quick=two_segments_flushed)
+@pytest.mark.slow
 def test_a_crash_at_any_operation_of_a_truncation_leaves_a_log_between_before_and_after(
     prepare: Steps, steps: Steps
 ) -> None:

@@ -54,6 +54,7 @@ def random_value(random: Random, depth: int = 5) -> Any:
     return {key: random_value(random, depth - 1) for key in keys}
 
 
+@pytest.mark.slow
 def test_random_values_come_back_to_equal_bytes_and_no_two_have_the_same_text() -> None:
     random = Random(17)
     by_text: dict[bytes, bytes] = {}

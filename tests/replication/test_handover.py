@@ -169,6 +169,7 @@ def test_a_leader_that_is_stuck_steps_down_for_a_voter_that_commits_what_it_can(
     assert world.leader() is leader
 
 
+@pytest.mark.slow
 def test_leaders_that_are_stuck_for_the_others_fault_step_down_ever_more_seldom() -> None:
     world = settled()
     for follower in ("n2", "n3"):

@@ -139,6 +139,7 @@ def filled(*sizes: int) -> FullCluster:
         pytest.param((500,), id="small"),
     ],
 )
+@pytest.mark.slow
 def test_a_leader_whose_disk_is_as_full_as_all_others_goes_on_leading_and_serves_reads(sizes: tuple[int, ...]) -> None:
     cluster = filled(*sizes)
     epoch, reserves, reads = cluster.epoch, cluster.reserves, cluster.reads

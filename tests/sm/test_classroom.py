@@ -89,6 +89,7 @@ def test_the_size_of_the_frames_changes_no_answer() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from([42, 0, "9e6144", "-1e-6176", "0.5"]), st.lists(commands, max_size=20), st.integers(1, 5))
+@pytest.mark.slow
 def test_the_independent_answer_is_the_applier_s_for_extreme_instructions(
     initial: int | str, instructions: list[Any], size: int
 ) -> None:

@@ -28,6 +28,7 @@ print(hash("quire"), applier.digest.hex())
 
 
 @pytest.mark.parametrize("machine", ["arithmetic", "log"])
+@pytest.mark.slow
 def test_a_digest_does_not_depend_on_the_hash_seed(machine: str) -> None:
     hashes, digests = set(), set()
     for seed in ("0", "1", "4242"):

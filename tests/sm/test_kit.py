@@ -50,6 +50,7 @@ def some(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
         (f"{faulty.__name__}:Limited", WORDS, [1, None], ["how many"]),
     ],
 )
+@pytest.mark.slow
 def test_the_built_in_machines_and_a_sound_one_pass(
     machine: str, commands: list[Any], refused: list[Any], queries: list[Any]
 ) -> None:
@@ -89,6 +90,7 @@ def test_the_built_in_machines_and_a_sound_one_pass(
         ("LooksAtTheClock", "answered '00' in one process and '09' in another"),
     ],
 )
+@pytest.mark.slow
 def test_each_way_to_be_faulty_is_found_and_named(machine: str, found: str) -> None:
     with pytest.raises(MachineFaulty, match=found):
         check_machine(f"{faulty.__name__}:{machine}", WORDS, refused=[1])
@@ -116,6 +118,7 @@ def test_a_machine_that_another_process_cannot_load_is_named(monkeypatch: pytest
         check_determinism("only_here:Sound", ["a"])
 
 
+@pytest.mark.slow
 def test_the_page_s_example_runs_beside_the_readme_s_machine(tmp_path: Path) -> None:
     for page, name in (("README.md", "stock.py"), ("docs/testing-machines.md", "test_stock.py")):
         [code] = re.findall(r"^```python\n(.*?)^```$", (TOP / page).read_text(), re.MULTILINE | re.DOTALL)

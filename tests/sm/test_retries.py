@@ -89,6 +89,7 @@ def test_the_window_is_exact_at_it_and_one_past(window: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [15, 40, 100])
+@pytest.mark.slow
 def test_every_window_keeps_the_block_that_it_reaches_into(size: int) -> None:
     for window in range(1, 300):
         desk = Desk(session_window=window)
@@ -341,6 +342,7 @@ def test_long_commands_are_kept_as_digests() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 15, 100, 5000])
+@pytest.mark.slow
 def test_what_is_kept_is_bounded_by_the_window(size: int) -> None:
     desk = Desk(session_window=1000)
     session = desk.open()

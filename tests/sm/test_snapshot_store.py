@@ -510,6 +510,7 @@ def test_a_removed_data_directory_is_not_made_again(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.slow
 def test_a_check_beside_snapshots_that_are_taken_and_removed_finds_nothing_lost(tmp_path: Path) -> None:
     machine, store = Machine(), SnapshotStore.open(FileDirectory(tmp_path), OWNER)
     ended = threading.Event()

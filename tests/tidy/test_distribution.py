@@ -40,6 +40,7 @@ def expected_modules() -> set[str]:
     return modules
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_module_and_the_type_marker_and_nothing_else(dist: Path) -> None:
     [wheel] = dist.glob("*.whl")
     with ZipFile(wheel) as archive:
@@ -51,6 +52,7 @@ def test_the_wheel_holds_every_module_and_the_type_marker_and_nothing_else(dist:
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
+@pytest.mark.slow
 def test_the_sdist_holds_every_module(dist: Path) -> None:
     [sdist] = dist.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
@@ -59,6 +61,7 @@ def test_the_sdist_holds_every_module(dist: Path) -> None:
     assert expected_modules() <= {name.removeprefix("src/") for name in names}
 
 
+@pytest.mark.slow
 def test_every_package_can_be_imported_from_the_wheel_alone(dist: Path) -> None:
     [wheel] = dist.glob("*.whl")
     imports = "\n".join(f"import quire.{package}" for package in PACKAGES)
