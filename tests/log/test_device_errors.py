@@ -14,6 +14,8 @@ from tests.log import test_crashes, test_reset
 from tests.log.explorer import Steps
 from tests.log.histories import CLUSTER_ID, SMALL, Clock, History
 
+pytestmark = pytest.mark.slow
+
 CHANGES = [
     test_crashes.append_and_flush,
     test_crashes.append_without_flush,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -175,4 +176,4 @@ class LogAgainstList(RuleBasedStateMachine):
             assert all_frames(self.history.log) == self.history.frames
 
 
-TestLogAgainstList = LogAgainstList.TestCase
+TestLogAgainstList = pytest.mark.slow(LogAgainstList.TestCase)

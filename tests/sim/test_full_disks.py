@@ -21,6 +21,8 @@ from quire.replication import Reason, Write
 from quire.replication.core import CoreOptions
 from quire.replication.core.fitness import Level
 
+pytestmark = pytest.mark.slow
+
 WRITES_EVERY_US = ELECTION_US // 2
 LAW_US = 10 * ELECTION_US
 FRAME_BYTES = 2_048
@@ -139,7 +141,6 @@ def filled(*sizes: int) -> FullCluster:
         pytest.param((500,), id="small"),
     ],
 )
-@pytest.mark.slow
 def test_a_leader_whose_disk_is_as_full_as_all_others_goes_on_leading_and_serves_reads(sizes: tuple[int, ...]) -> None:
     cluster = filled(*sizes)
     epoch, reserves, reads = cluster.epoch, cluster.reserves, cluster.reads
