@@ -1,4 +1,4 @@
-"""The segmented log: frames, payloads, segments on disk, and what a crash leaves of them (DESIGN.md)."""
+"""The segmented log: frames, payloads, segments on disk, and what a crash leaves of them (log/DESIGN.md)."""
 
 from __future__ import annotations
 

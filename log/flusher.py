@@ -121,9 +121,8 @@ class GroupFlusher:
                 self._refuse_all(error)
                 raise
             self._answer()
-            self._truncated(
-                self._log.bounds.highest_index
-            )  # No flush can make removed records durable: they would wait forever.
+            # No flush can make removed records durable: their callers would wait forever.
+            self._truncated(self._log.bounds.highest_index)
             if self._policy != FLUSH_ALWAYS:
                 self.appended()
 

@@ -1,4 +1,4 @@
-"""Deterministic state machines, and the applier that feeds committed frames to one of them (see DESIGN.md)."""
+"""Deterministic state machines, and the applier that feeds committed frames to one of them (sm/DESIGN.md)."""
 
 from .applier import Applied, Applier, Execution
 from .boundary import DIGEST_BYTES, EMPTY_DIGEST, LOG_START, Boundary, next_digest

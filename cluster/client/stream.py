@@ -28,10 +28,8 @@ from .pipeline import OutOfSequence, Pipeline
 from .transport import CHECK_FAILED, MACHINE_FAILED, NothingWritten, Transport, document_of
 
 SESSION_FIELDS = ("session", "sequence", "session_window", "max_request_bytes")
-ANSWER_LENGTHS = (
-    5,
-    6,
-)  # [sequence, index, epoch, results, refused], and if the results were cut, from which position on
+# [sequence, index, epoch, results, refused], and if the results were cut, the first position that is left out
+ANSWER_LENGTHS = (5, 6)
 PROBLEM_LENGTH = 2  # [sequence, problem]
 CONTENT_REFUSED = frozenset({400, 413, 422})  # This node refuses such a message, however often it is sent,
 FAULTS = frozenset({CHECK_FAILED, MACHINE_FAILED})  # and so it does with one of these types.

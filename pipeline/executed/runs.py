@@ -185,9 +185,8 @@ def _latest(session: Integers, first_index: Integers, of: Integers, at: Integers
     """
     sessions, positions = np.concatenate((session, of)), np.concatenate((first_index, at))
     is_row = np.arange(len(sessions)) >= len(session)
-    order = np.lexsort(
-        (is_row, positions, sessions)
-    )  # By session, then by index, a run before the row where it begins.
+    # By session, then by index, a run before the row where it begins.
+    order = np.lexsort((is_row, positions, sessions))
     latest = np.maximum.accumulate(np.where(is_row[order], -1, np.arange(len(order))))
     run = order[np.maximum(latest, 0)]
     found = np.where((latest >= 0) & (sessions[run] == sessions[order]), run, -1)

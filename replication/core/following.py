@@ -84,9 +84,8 @@ class Following:
             case events.OpenAnswered():
                 try:
                     self.open_answered(event)
-                except (
-                    NotReadableNow
-                ) as error:  # Raised before anything changed: `tick` dials again, at growing intervals.
+                except NotReadableNow as error:
+                    # Raised before anything changed: `tick` dials again, at growing intervals.
                     self.close_stream(str(error))
             case events.StreamConnected(stream_id):
                 self.connected(stream_id)

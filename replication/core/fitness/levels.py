@@ -181,9 +181,8 @@ class Fitness:
         self._note(state, Level.MACHINE_FAILED, event.machine_failed, "its machine has failed")
         if event.machine_failed:
             self._unapplied, self._has_backlog = (0, 0), False
-            self._holding.pop(
-                Level.APPLY_LAG, None
-            )  # It is a consequence of the failure, and its advice does not help then.
+            # It is a consequence of the failure, and its advice does not help then.
+            self._holding.pop(Level.APPLY_LAG, None)
         elif not self._catches_up(state, event.applied_index):
             self._measure_applying(state, event.applied_index)
         for took_us in event.flushes_us:
