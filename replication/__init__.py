@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from .core import NODE_ID, Member, Members, Promise, Reason, Role
     from .disk import Disk, Placed
     from .driver import Durations
-    from .owner import Owner
+    from .ports import Ports
     from .promises import PromiseFile, PromiseLost
     from .replica import Replica, ReplicaOptions
     from .witnesses import Witnesses, WitnessForeign
@@ -19,8 +19,8 @@ __all__ = [
     "Durations",
     "Member",
     "Members",
-    "Owner",
     "Placed",
+    "Ports",
     "Promise",
     "PromiseFile",
     "PromiseLost",
@@ -38,7 +38,7 @@ _MODULES = {
     "core": ("NODE_ID", "Member", "Members", "Promise", "Reason", "Role"),
     "disk": ("Disk", "Placed"),
     "driver": ("Durations",),
-    "owner": ("Owner",),
+    "ports": ("Ports",),
     "promises": ("PromiseFile", "PromiseLost"),
     "replica": ("Replica", "ReplicaOptions"),
     "witnesses": ("Witnesses", "WitnessForeign"),

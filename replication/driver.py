@@ -29,7 +29,7 @@ from .core.messages import (
 )
 from .disk import Disk
 from .net.wire import Positions, Shipment
-from .owner import Owner
+from .ports import Ports
 
 BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
@@ -114,12 +114,13 @@ class Durations:
 class Driver(Generic[OwnerT]):
     """Hands events to a core and carries out its actions. One thread; events caused by an action follow in order."""
 
-    def __init__(self, core: Core, disk: Disk, owner: Owner[OwnerT], sockets: Sockets, device: Device) -> None:
+    def __init__(self, core: Core, disk: Disk, ports: Ports[OwnerT], sockets: Sockets, device: Device) -> None:
         self.core = core
         self.flush_durations = Durations()
         self._disk = disk
         disk.log.free_with(lambda file: device.write(file.close, lambda *_: None))
-        self._owner = owner
+        self._ports = ports
+        self._machine = ports.machine
         self._sockets = sockets
         self._device = device
         self._events: deque[events.Event] = deque()
@@ -182,7 +183,9 @@ class Driver(Generic[OwnerT]):
         """Pass the core the measurements since the last tick, and the time."""
         flushes_us, self._flushes_us = tuple(self._flushes_us), []
         self.step(
-            events.Measured(self._owner.applied_index, flushes_us, self._owner.machine_failed, self._owner.features)
+            events.Measured(
+                self._machine.applied_index, flushes_us, self._machine.machine_failed, self._machine.features
+            )
         )
         self.step(events.Tick())
 
@@ -222,7 +225,7 @@ class Driver(Generic[OwnerT]):
     def halt(self, reason: str) -> None:
         """Stop permanently: reject the waiting writes, and report the reason to the owner."""
         self.handle(events.Stopped(reason))
-        self._owner.halted(reason)
+        self._ports.health.halted(reason)
 
     def faulted(self, fault: Exception) -> None:
         """Stop permanently after a bug in this program, and report it to the owner.
@@ -231,7 +234,7 @@ class Driver(Generic[OwnerT]):
         """
         self._forget_what_waits()
         self.core.abandon(f"a fault of this program: {fault!r}")
-        self._owner.failed(fault)
+        self._ports.health.failed(fault)
 
     def _forget_what_waits(self) -> None:
         self._events.clear()
@@ -263,26 +266,30 @@ class Driver(Generic[OwnerT]):
             ):
                 self._write(action)
             case actions.FetchSnapshot():
-                self._owner.fetch_snapshot(action)
+                self._ports.installs.fetch_snapshot(action)
             case actions.Apply(to_index):
                 self._disk.log.set_commit_index(self.core.commit_index)
-                self._owner.apply_to(to_index)
+                self._ports.writes.committed(to_index)
+                self._machine.apply_to(to_index)
+                self._ports.reads.grew()
             case actions.RoleChanged():
-                self._owner.role_changed(action)
+                self._ports.role.role_changed(action)
             case actions.RejectRequest(write, reason):
-                self._owner.rejected(cast("Write[OwnerT]", write), reason)  # The core returns what `propose` gave it.
+                self._ports.writes.rejected(
+                    cast("Write[OwnerT]", write), reason
+                )  # The core returns what `propose` gave it.
             case actions.ReadReady(read_id, index):
-                self._owner.read_ready(read_id, index)
+                self._ports.reads.read_ready(read_id, index)
             case actions.TransferEnded(reason):
-                self._owner.transfer_ended(reason)
+                self._ports.role.transfer_ended(reason)
             case actions.MembersChanged(members):
-                self._owner.members_changed(members)
+                self._ports.role.members_changed(members)
             case actions.ChangeEnded(ask_id, outcome):
-                self._owner.change_ended(ask_id, outcome)
+                self._ports.changes.change_ended(ask_id, outcome)
             case actions.Alarm(text):
-                self._owner.alarmed(text)
+                self._ports.health.alarmed(text)
             case actions.Halt(reason):
-                self._owner.halted(reason)
+                self._ports.health.halted(reason)
             case _:
                 self._send(action)
 
@@ -310,7 +317,7 @@ class Driver(Generic[OwnerT]):
             case actions.SendOpen(stream_id, opening):
                 sockets.send_up(stream_id, opening)
             case actions.SendAck(stream_id):
-                sockets.send_up(stream_id, action.to_ack(self._owner.applied_index, self._owner.digest))
+                sockets.send_up(stream_id, action.to_ack(self._machine.applied_index, self._machine.digest))
             case actions.SendCrcMismatch(stream_id, differs):
                 sockets.send_up(stream_id, differs)
             case actions.AnswerOpen(stream_id, answer):
@@ -324,7 +331,7 @@ class Driver(Generic[OwnerT]):
 
     def position(self) -> PositionReport:
         """How far this node is."""
-        return PositionReport(self._disk.log.durable_index, self._owner.applied_index, self._owner.digest)
+        return PositionReport(self._disk.log.durable_index, self._machine.applied_index, self._machine.digest)
 
     def _ship(self, action: actions.Ship) -> None:
         raw, next_index = b"", action.from_index
@@ -411,9 +418,9 @@ class Driver(Generic[OwnerT]):
     def _append_writes(self, epoch: int, time: int, writes: tuple[Write[OwnerT], ...]) -> None:
         appended = self._disk.append_writes(epoch, time, writes)
         for placed in appended.placed:
-            self._owner.placed(placed)
+            self._ports.writes.placed(placed)
         for write, reason in appended.rejected:
-            self._owner.rejected(write, reason)
+            self._ports.writes.rejected(write, reason)
         refused = Reason.DISK_FULL if appended.disk_full else None
         self._append_results.append(actions.AppendResult(refused=refused))
 
@@ -505,12 +512,12 @@ class Driver(Generic[OwnerT]):
         """
 
         def place() -> None:
-            self._offload(lambda: self._owner.place_snapshot(snapshot.index), shorten, lambda _: None, place)
+            self._offload(lambda: self._ports.installs.place_snapshot(snapshot.index), shorten, lambda _: None, place)
 
         def shorten() -> None:
             if self.core.halted is not None:
                 return
-            expiry = self._disk.begin_expiry(max_bytes=0, floor=self._owner.applied_index)
+            expiry = self._disk.begin_expiry(max_bytes=0, floor=self._machine.applied_index)
             if expiry is None:
                 finish()
                 return
@@ -530,7 +537,7 @@ class Driver(Generic[OwnerT]):
             except NoRoom as error:
                 self.step(events.InstallRefused(stream_id, str(error)))
                 return
-            self._owner.snapshot_installed(snapshot.index)
+            self._ports.installs.snapshot_installed(snapshot.index)
             self.step(events.Installed(stream_id, snapshot.index))
 
         place()
@@ -588,8 +595,8 @@ class Driver(Generic[OwnerT]):
 class CheckedDriver(Driver[OwnerT]):
     """A driver that checks the core's invariants after each step; a broken one is a fault, and stops the node."""
 
-    def __init__(self, core: Core, disk: Disk, owner: Owner[OwnerT], sockets: Sockets, device: Device) -> None:
-        super().__init__(core, disk, owner, sockets, device)
+    def __init__(self, core: Core, disk: Disk, ports: Ports[OwnerT], sockets: Sockets, device: Device) -> None:
+        super().__init__(core, disk, ports, sockets, device)
         self._invariants = Invariants()
 
     def carry_out_step(self, cause: events.Event | actions.AppendResult, step: list[actions.Action]) -> None:

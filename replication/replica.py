@@ -37,7 +37,7 @@ from .lag import (
 from .net.hello import UNKNOWN_CODE, PeerInfo
 from .net.network import Network
 from .net.trust import Trust
-from .owner import Owner
+from .ports import PeerEvents, Ports
 
 MARK_SYNC_S = 1.0
 REPORT_US = 1_000_000
@@ -147,7 +147,8 @@ class Replica(Generic[OwnerT]):
         me: Identity,
         cluster_id: bytes,
         disk: Disk,
-        owner: Owner[OwnerT],
+        ports: Ports[OwnerT],
+        peers: PeerEvents,
         options: ReplicaOptions,
     ) -> None:
         state = State(
@@ -164,7 +165,8 @@ class Replica(Generic[OwnerT]):
         self._guests: dict[str, int] = {}
         """The durable_index of linked peers that are not members: they get their lag, too, but are not shown."""
         self._disk = disk
-        self._owner = owner
+        self._ports = ports
+        self._peers = peers
         self._options = options
         self._ticked_at = 0
         self._reported_at = 0
@@ -186,7 +188,9 @@ class Replica(Generic[OwnerT]):
             self._step,
             self._report_received,
             self._foreign_peers_met,
-            owner,
+            peers,
+            ports.machine,
+            ports.health,
             state.next_stream_id,
             Trust(options.secrets, self._is_member, options.insecure),
             self._member_address,
@@ -194,7 +198,7 @@ class Replica(Generic[OwnerT]):
             options.core.election_timeout_us / MICROSECONDS,
         )
         driver = CheckedDriver[OwnerT] if options.check_invariants else Driver[OwnerT]
-        self._driver = driver(self.core, disk, owner, self.network, self._threads)
+        self._driver = driver(self.core, disk, ports, self.network, self._threads)
 
     # Life
 
@@ -231,37 +235,37 @@ class Replica(Generic[OwnerT]):
     def _propose_all(self) -> None:
         if self._has_ended:
             for write in self._driver.take_proposed():
-                self._owner.rejected(write, Reason.NOT_LEADER)
+                self._ports.writes.rejected(write, Reason.NOT_LEADER)
         else:
             self._driver.pass_on_proposed()
 
     def ask_read(self, read_id: int) -> None:
-        """Begin a linearizable read; `Owner.read_ready` follows."""
+        """Begin a linearizable read; `ReadEvents.read_ready` follows."""
         if self._has_ended:
-            self._owner.read_ready(read_id, None)
+            self._ports.reads.read_ready(read_id, None)
         else:
             self._step(events.ReadRequested(read_id))
 
     def transfer(self, target: str | None) -> None:
-        """Begin to hand over; `Owner.role_changed` follows, or `Owner.transfer_ended`."""
+        """Begin to hand over; `RoleEvents.role_changed` follows, or `transfer_ended`."""
         if self._has_ended:
-            self._owner.transfer_ended("this node has stopped")
+            self._ports.role.transfer_ended("this node has stopped")
         else:
             self._step(events.TransferRequested(target))
 
     def promote(self, ask_id: int, node_id: str, address: str) -> None:
-        """Begin the next change of members on the way to making a node a voter; `Owner.change_ended` follows."""
+        """Begin the next change of members on the way to making a node a voter; `ChangeEvents.change_ended` follows."""
         if self._has_ended:
-            self._owner.change_ended(ask_id, NotLeading())
+            self._ports.changes.change_ended(ask_id, NotLeading())
         else:
             self._step(events.PromoteRequested(ask_id, node_id, address))
 
     def snapshot_fetched(self, stream_id: int, snapshot: Snapshot) -> None:
-        """The snapshot of `Owner.fetch_snapshot` is whole and durable."""
+        """The snapshot of `Installs.fetch_snapshot` is whole and durable."""
         self._step(events.SnapshotFetched(stream_id, snapshot))
 
     def fetch_failed(self, stream_id: int, reason: str) -> None:
-        """The snapshot of `Owner.fetch_snapshot` could not be fetched."""
+        """The snapshot of `Installs.fetch_snapshot` could not be fetched."""
         self._step(events.FetchFailed(stream_id, reason))
 
     def expire(self, begin: Callable[[], Expiry | None]) -> None:
@@ -388,7 +392,7 @@ class Replica(Generic[OwnerT]):
                     return
                 if self.core.leads:
                     self.positions[peer.node_id] = Position(durable_index, applied_index, digest, wall_clock())
-                self._owner.position_reported(peer.node_id, applied_index, digest)
+                self._peers.position_reported(peer.node_id, applied_index, digest)
             case LagReport():
                 if peer.node_id == self.core.leader_id:
                     self._lag_report, self._leader_heard_at = message, wall_clock()

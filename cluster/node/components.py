@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import ClientSession
 
 from quire.log import FEATURES, IndexCachePolicy, Log, LogOptions, overflow_of
-from quire.replication import Disk, Replica, ReplicaOptions
+from quire.replication import Disk, Ports, Replica, ReplicaOptions
 from quire.replication.core import CoreOptions, Identity
 from quire.replication.net.forming import Forming
 from quire.replication.net.sockets import peer_session
@@ -171,7 +171,8 @@ class Components:
             check_invariants=config.check_invariants,
         )
         disk = Disk(log, data_dir.promises, snapshots=data_dir.snapshots, older_epochs=applier.boundary.epochs)
-        replica = Replica[Waiter](resources.identity, genesis.cluster_id, disk, node, options)
+        ports = Ports[Waiter](node, node, node, node, node, node, node)
+        replica = Replica[Waiter](resources.identity, genesis.cluster_id, disk, ports, node, options)
         applying = Applying(log, applier, node)
         factories = Factories(partial(genesis.new_machine, resources.machine_type), genesis.new_sessions)
         session, store = resources.http, data_dir.snapshots

@@ -478,11 +478,17 @@ class Node:
             case _:
                 assert_never(reason)
 
-    def apply_to(self, index: int) -> None:
-        """Answer the writes that wait for the commit; apply."""
+    def committed(self, index: int) -> None:
+        """Answer the writes that wait for the commit."""
         self._pending.committed(index)
+
+    def apply_to(self, index: int) -> None:
+        """Apply."""
         if self.formed:
             self.formed.applying.apply_to(index)
+
+    def grew(self) -> None:
+        """Wake the readers that wait for records."""
         self.visibility.grew()
 
     def read_ready(self, read_id: int, index: int | None) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.log import Directory, Expiry, FrameHeader, Log, LogError, LogOptions, NoRoom, walk_frames
 from quire.log.simulated import faulty
-from quire.replication import Disk, Placed, PromiseFile, Reason, Write
+from quire.replication import Disk, Placed, Ports, PromiseFile, Reason, Write
 from quire.replication.core import Core, CoreOptions, Identity, Members, NodeRole, State, actions, events
 from quire.replication.core.changing import Outcome
 from quire.replication.core.messages import Ack, CrcMismatch, Open, OpenAnswer, PeerMessage, Snapshot
@@ -54,7 +54,7 @@ class Form:
 
 
 class Node:
-    """A machine on which a node runs, crashes and restarts. Implements `Owner`, `Sockets` and `End`."""
+    """A machine on which a node runs, crashes and restarts. Implements the ports of replication and `Sockets`."""
 
     def __init__(self, node_id: str, form: Form, schedule: Schedule, network: Network, seed: str) -> None:
         self.node_id = node_id
@@ -173,7 +173,8 @@ class Node:
             lambda delay, call: self.schedule.later(delay, self.run, life, call),
             self.act,
         )
-        driver = WatchedDriver(core, disk, self, self, device)
+        ports = Ports[Proposer](self, self, self, self, self, self, self)
+        driver = WatchedDriver(core, disk, ports, self, device)
         driver.watch = self._watched
         self.process = Process(log, disk, core, driver, applier, directory, snapshots, self._begin_expiry)
         self.checks.started(self)
@@ -277,7 +278,7 @@ class Node:
         process.readers[process.last_read] = reader
         self.step(events.ReadRequested(process.last_read))
 
-    # Owner
+    # The ports of replication
 
     @property
     def applied_index(self) -> int:
@@ -296,10 +297,15 @@ class Node:
     def machine_failed(self) -> bool:
         return self.running.applier.failure is not None
 
+    def committed(self, index: int) -> None:
+        self.checks.commits(self)
+        self.running.pending.committed(index)
+
+    def grew(self) -> None:
+        """Nobody waits for records here."""
+
     def apply_to(self, index: int) -> None:
         process = self.running
-        self.checks.commits(self)
-        process.pending.committed(index)
         process.apply_to = max(process.apply_to, index)
         if not self.apply_us:
             self._apply()

@@ -6,7 +6,6 @@ No protocol state is kept here, only which socket has which number.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Never
 
 from aiohttp import ClientSession
 
@@ -25,7 +24,7 @@ from ..core.messages import (
     Probe,
     ProbeEcho,
 )
-from ..owner import Owner
+from ..ports import Health, Machine, PeerEvents
 from .hello import FOREIGN_CLUSTER, ForeignCluster, PeerInfo, PeerRefused, is_address
 from .links import Link, LinkServer, failure_of
 from .sockets import end_all
@@ -77,7 +76,9 @@ class Network:
         handle: Callable[[events.Event], None],
         on_report: Callable[[PeerInfo, PositionReport | LagReport], None],
         on_foreign: Callable[[set[str]], None],
-        owner: Owner[Never],
+        peers: PeerEvents,
+        machine: Machine,
+        health: Health,
         next_stream_id: Callable[[], int],
         trust: Trust,
         member_address: Callable[[str], str | None],
@@ -89,7 +90,9 @@ class Network:
         self._handle = handle
         self._on_report = on_report
         self._on_foreign = on_foreign
-        self._owner = owner
+        self._peers = peers
+        self._machine = machine
+        self._health = health
         self._next_stream_id = next_stream_id
         self.trust = trust
         self._member_address = member_address
@@ -252,8 +255,8 @@ class Network:
 
     def me(self) -> PeerInfo:
         """This node."""
-        if self._me.requires != self._owner.features:
-            self._me = replace(self._me, requires=self._owner.features)
+        if self._me.requires != self._machine.features:
+            self._me = replace(self._me, requires=self._machine.features)
         return self._me
 
     def link_up(self, peer: PeerInfo) -> None:
@@ -264,7 +267,7 @@ class Network:
         if peer.node_id in self._links:
             self.reports.codes[peer.node_id] = peer.code
         self._handle(events.LinkUp(peer.node_id, peer.disk_id, peer.features))
-        self._owner.peer_linked(peer.node_id)
+        self._peers.peer_linked(peer.node_id)
 
     def link_down(self, node_id: str, reason: str) -> None:
         """Messages to this peer are lost from now on."""
@@ -272,7 +275,7 @@ class Network:
             self._down_since[node_id] = self._now()
             self.reports.failures[node_id] = reason
         self._handle(events.LinkDown(node_id))
-        self._owner.peer_unlinked(node_id)
+        self._peers.peer_unlinked(node_id)
 
     def link_failed(self, node_id: str, error: Exception) -> None:
         """Note the reason; the link redials. A refusal proves nothing: the peer has not proved a secret yet."""
@@ -309,7 +312,7 @@ class Network:
         now = self._now()
         if now - self._doubted_at.get(node_id, -DOUBT_S) >= DOUBT_S:
             self._doubted_at[node_id] = now
-            self._owner.alarmed(f"{node_id} was refused: {reason}")
+            self._health.alarmed(f"{node_id} was refused: {reason}")
 
     def is_member(self, node_id: str) -> bool:
         """Whether a node is in `--members` or in the log's members record: only about members is anything reported."""
@@ -325,7 +328,7 @@ class Network:
             return
         text = f"a second process of {peer.node_id} ({peer.address}) runs with the same disk: stop it, it is a copy"
         self.reports.alarms[peer.node_id] = text
-        self._owner.alarmed(text)
+        self._health.alarmed(text)
 
     def peer_replaced(self, peer: PeerInfo) -> None:
         """End the streams of a process that was replaced, too."""
@@ -337,7 +340,7 @@ class Network:
             case PositionReport() | LagReport():
                 self._on_report(peer, message)
             case ControlMessage(data):
-                self._owner.control_received(peer, data)
+                self._peers.control_received(peer, data)
             case GenesisOffer() | Probe() | ProbeEcho():
                 pass  # This node has a genesis; the link server handles probes.
             case _:

@@ -1,4 +1,4 @@
-"""Replicas that run: real logs on simulated disks, real sockets, and an owner that records its events."""
+"""Replicas that run: real logs on simulated disks, real sockets, and a recorder of its events."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -9,7 +9,7 @@ from aiohttp import web
 
 from quire.log import Log, LogOptions, encode_records, wall_clock
 from quire.log.simulated import faulty
-from quire.replication import Disk, Placed, PromiseFile, Reason, Replica, ReplicaOptions, Write
+from quire.replication import Disk, Placed, Ports, PromiseFile, Reason, Replica, ReplicaOptions, Write
 from quire.replication.core import CoreOptions, Identity, Members, actions
 from quire.replication.core.changing import Outcome
 from quire.replication.net.hello import PeerInfo
@@ -23,9 +23,10 @@ INCARNATIONS = count(1)
 
 
 @dataclass
-class Owner:
-    """The `Owner` of a replica: it records the events."""
+class Recorder:
+    """Everything that a replica needs of its node: it records the events."""
 
+    commit_index: int = 0
     applied_index: int = 0
     digest: bytes = bytes(16)
     machine_failed: bool = False
@@ -41,6 +42,16 @@ class Owner:
     linked: set[str] = field(default_factory=set)
     control: list[tuple[str, bytes]] = field(default_factory=list)
     positions: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+
+    @property
+    def ports(self) -> Ports[None]:
+        return Ports(self, self, self, self, self, self, self)
+
+    def committed(self, index: int) -> None:
+        self.commit_index = index
+
+    def grew(self) -> None:
+        assert self.applied_index <= self.commit_index
 
     def apply_to(self, index: int) -> None:
         self.applied_index = index
@@ -109,7 +120,7 @@ class Running:
     device: faulty.Disk
     disk: Disk
     replica: Replica[None]
-    owner: Owner
+    owner: Recorder
 
     @property
     def log(self) -> Log:
@@ -148,7 +159,7 @@ class Cluster:
             log.flush()
         held = "promise" in directory.list()
         make = PromiseFile.open if held else PromiseFile.create
-        disk, owner = Disk(log, make(directory, disk_id(node_id))), Owner()
+        disk, owner = Disk(log, make(directory, disk_id(node_id))), Recorder()
         options = ReplicaOptions(
             address=self.addresses.get(node_id, f"{HOST}:1"),
             genesis=genesis_frame(self.members),
@@ -159,7 +170,7 @@ class Cluster:
             check_invariants=True,
         )
         me = Identity(node_id, disk_id(node_id), next(INCARNATIONS))
-        node = Running(device, disk, Replica(me, CLUSTER_ID, disk, owner, options), owner)
+        node = Running(device, disk, Replica(me, CLUSTER_ID, disk, owner.ports, owner, options), owner)
         self.nodes[node_id] = node
         return node
 

@@ -12,7 +12,7 @@ from quire.replication.core.messages import Open, Snapshot
 from quire.replication.driver import CheckedDriver, Device
 from quire.replication.lag import lag_of
 from tests.replication.installing import DEEP, deep
-from tests.replication.running import Owner
+from tests.replication.running import Recorder
 from tests.replication.test_members import caught_up
 from tests.replication.test_shipping_cache import Streams
 from tests.replication.world import SimNode, World, values, voters
@@ -58,7 +58,7 @@ class Reminders:
         done(error, 0)
 
 
-class Installer(Owner):
+class Installer(Recorder):
     """An owner of whom an install asks something."""
 
     can_place = True
@@ -75,7 +75,7 @@ def driven(node: SimNode) -> tuple[CheckedDriver[None], Closing, Reminders, Inst
     """A driver that carries out what a node's core asks for; the world no longer does."""
     assert node.core is not None
     streams, device, owner = Closing(), Reminders(node.world), Installer()
-    driver = CheckedDriver(node.core, node.running, owner, streams, cast("Device", device))
+    driver = CheckedDriver(node.core, node.running, owner.ports, streams, cast("Device", device))
     return driver, streams, device, owner
 
 

@@ -184,7 +184,7 @@ def installing(applied: int) -> tuple[SimNode, list[tuple[str, bool]], list[bool
         answers.append(core.disk_answers)
 
     device = InBlocks(world, tick)
-    driver = CheckedDriver(core, node.running, owner, Deaf(), cast("Device", device))
+    driver = CheckedDriver(core, node.running, owner.ports, Deaf(), cast("Device", device))
     core.writer.begin_exclusive(core.state.awake)
     owner.applied_index = applied
 

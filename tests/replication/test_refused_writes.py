@@ -7,7 +7,7 @@ from quire.log import encode_blob
 from quire.replication import Reason, Write
 from quire.replication.core import CoreOptions
 from quire.replication.driver import CheckedDriver, Device, Done
-from tests.replication.running import Owner, records
+from tests.replication.running import Recorder, records
 from tests.replication.test_shipping_cache import Streams
 from tests.replication.world import SimNode, World
 
@@ -37,15 +37,15 @@ class SlowDevice:
         done(None, 0)
 
 
-def leading() -> tuple[SimNode, CheckedDriver[None], SlowDevice, Owner]:
+def leading() -> tuple[SimNode, CheckedDriver[None], SlowDevice, Recorder]:
     """A leader that appends nothing while it waits for a commit."""
     world = World("n1", options=CoreOptions(uncommitted_bytes=1))
     world.start()
     node = world.elect("n1")
     world.run_for(1)
     assert node.core is not None
-    device, owner = SlowDevice(world), Owner()
-    return node, CheckedDriver(node.core, node.running, owner, Streams(), cast("Device", device)), device, owner
+    device, owner = SlowDevice(world), Recorder()
+    return node, CheckedDriver(node.core, node.running, owner.ports, Streams(), cast("Device", device)), device, owner
 
 
 def blob(size: int) -> Write[None]:

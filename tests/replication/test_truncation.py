@@ -8,7 +8,7 @@ from quire.log.simulated import faulty
 from quire.replication.core import actions, events
 from quire.replication.core.following import Step
 from quire.replication.driver import CheckedDriver, Device
-from tests.replication.running import Owner
+from tests.replication.running import Recorder
 from tests.replication.test_exhausted import Reminders, divergent
 from tests.replication.test_expiry import Deaf
 from tests.replication.world import SimNode, World
@@ -33,15 +33,15 @@ class Later(Reminders):
         self.blocks.append(run)
 
 
-def truncating() -> tuple[SimNode, CheckedDriver[None], Deaf, Later, Owner]:
+def truncating() -> tuple[SimNode, CheckedDriver[None], Deaf, Later, Recorder]:
     """A follower whose log has several segments that its leader's log does not have, about to truncate."""
     world = divergent()
     node = world["n1"]
     world.heal()
     world.run_until(lambda: node.has_stream)
     assert node.core is not None
-    device, streams, owner = Later(world, node.storage), Deaf(), Owner()
-    driver = CheckedDriver(node.core, node.running, owner, streams, cast("Device", device))
+    device, streams, owner = Later(world, node.storage), Deaf(), Recorder()
+    driver = CheckedDriver(node.core, node.running, owner.ports, streams, cast("Device", device))
     node.upstream.step = Step.TRUNCATING
     node.core.writer.begin_exclusive(world.now)
     return node, driver, streams, device, owner
