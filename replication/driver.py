@@ -120,7 +120,6 @@ class Driver(Generic[OwnerT]):
         self._disk = disk
         disk.log.free_with(lambda file: device.write(file.close, lambda *_: None))
         self._ports = ports
-        self._machine = ports.machine
         self._sockets = sockets
         self._device = device
         self._events: deque[events.Event] = deque()
@@ -184,7 +183,10 @@ class Driver(Generic[OwnerT]):
         flushes_us, self._flushes_us = tuple(self._flushes_us), []
         self.step(
             events.Measured(
-                self._machine.applied_index, flushes_us, self._machine.machine_failed, self._machine.features
+                self._ports.machine.applied_index,
+                flushes_us,
+                self._ports.machine.machine_failed,
+                self._ports.machine.features,
             )
         )
         self.step(events.Tick())
@@ -270,7 +272,7 @@ class Driver(Generic[OwnerT]):
             case actions.Apply(to_index):
                 self._disk.log.set_commit_index(self.core.commit_index)
                 self._ports.writes.committed(to_index)
-                self._machine.apply_to(to_index)
+                self._ports.machine.apply_to(to_index)
                 self._ports.reads.grew()
             case actions.RoleChanged():
                 self._ports.role.role_changed(action)
@@ -317,7 +319,7 @@ class Driver(Generic[OwnerT]):
             case actions.SendOpen(stream_id, opening):
                 sockets.send_up(stream_id, opening)
             case actions.SendAck(stream_id):
-                sockets.send_up(stream_id, action.to_ack(self._machine.applied_index, self._machine.digest))
+                sockets.send_up(stream_id, action.to_ack(self._ports.machine.applied_index, self._ports.machine.digest))
             case actions.SendCrcMismatch(stream_id, differs):
                 sockets.send_up(stream_id, differs)
             case actions.AnswerOpen(stream_id, answer):
@@ -331,7 +333,9 @@ class Driver(Generic[OwnerT]):
 
     def position(self) -> PositionReport:
         """How far this node is."""
-        return PositionReport(self._disk.log.durable_index, self._machine.applied_index, self._machine.digest)
+        return PositionReport(
+            self._disk.log.durable_index, self._ports.machine.applied_index, self._ports.machine.digest
+        )
 
     def _ship(self, action: actions.Ship) -> None:
         raw, next_index = b"", action.from_index
@@ -517,7 +521,7 @@ class Driver(Generic[OwnerT]):
         def shorten() -> None:
             if self.core.halted is not None:
                 return
-            expiry = self._disk.begin_expiry(max_bytes=0, floor=self._machine.applied_index)
+            expiry = self._disk.begin_expiry(max_bytes=0, floor=self._ports.machine.applied_index)
             if expiry is None:
                 finish()
                 return
