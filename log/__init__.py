@@ -75,7 +75,7 @@ from .options import (
     time_since_boot,
     wall_clock,
 )
-from .packing import check_containers, check_value, pack, unpack
+from .packing import Value, check_containers, check_value, pack, unpack
 from .payload import (
     Record,
     Run,
@@ -178,6 +178,7 @@ __all__ = [
     "Torn",
     "UnexpectedIndex",
     "UnknownVersion",
+    "Value",
     "ValueStream",
     "Verdict",
     "Walk",

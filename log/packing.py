@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import repeat
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgpack  # type: ignore[import-untyped, unused-ignore]
 
@@ -17,6 +17,9 @@ from .errors import PayloadInvalid
 MAX_DEPTH = 32
 RESERVED_EXT_TYPES = range(16)
 """Ext types reserved for quire; a client's value must not hold one."""
+
+Value: TypeAlias = "None | bool | int | float | str | bytes | list[Value] | dict[str, Value]"
+"""What a log gives back: a record's value, a machine's result. Parameters that take any value are `object`."""
 
 ExtType: Any = msgpack.ExtType
 Timestamp: Any = msgpack.Timestamp
