@@ -17,7 +17,8 @@ import uvloop
 
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.node.node import Node
-from quire.cluster.node.pending import FutureWaiter
+from quire.cluster.node.status import node_status, not_ready_reasons
+from quire.cluster.node.writing import FutureWaiter
 from quire.cluster.serve.collector import Collector
 from quire.cluster.serve.process import collect_forever
 from quire.log import encode_records, pack, unpack
@@ -98,7 +99,9 @@ async def started(directory: Path) -> tuple[Node, float]:
     node = Node(config_of(directory))
     await node.start()
     async with asyncio.timeout(60):
-        while node.not_ready_reasons() or node.applied_index < (node.formed.replica.commit_index if node.formed else 1):
+        while not_ready_reasons(node) or node.components.applying.applied_index < (
+            node.formed.replica.core.commit_index if node.formed else 1
+        ):
             await asyncio.to_thread(time.sleep, 0.001)
     return node, time.monotonic() - began
 
@@ -109,7 +112,7 @@ async def longest_commit(node: Node, until: asyncio.Event) -> tuple[float, int]:
     while not until.is_set():
         began = time.monotonic()
         payload = encode_records([["put", f"key-{count % KEYS:09d}", "changed"]])
-        await node.write(Write(payload, 1, owner=FutureWaiter(applied=True)))
+        await node.components.writing.write(Write(payload, 1, owner=FutureWaiter(applied=True)))
         longest, count = max(longest, time.monotonic() - began), count + 1
     return longest * 1000, count
 
@@ -118,7 +121,7 @@ async def measure(directory: Path) -> None:
     """Measure and print."""
     collecting = asyncio.create_task(collect_forever(Collector()))
     node, _ = await started(directory)
-    await node.write(Write(encode_records([["fill", KEYS]]), 1, owner=FutureWaiter(applied=True)))
+    await node.components.writing.write(Write(encode_records([["fill", KEYS]]), 1, owner=FutureWaiter(applied=True)))
     await asyncio.sleep(1)
     for number in range(SNAPSHOTS):
         idle, busy = asyncio.Event(), asyncio.Event()
@@ -130,7 +133,7 @@ async def measure(directory: Path) -> None:
         took = time.monotonic() - began
         busy.set()
         beside, count = await writing
-        pause = node.status()["snapshots"]["pause_ms"]
+        pause = node_status(node)["snapshots"]["pause_ms"]
         print(
             f"snapshot {number}: {manifest.size / 1e6:.0f} MB in {took:.2f} s; the fork paused {pause:.1f} ms; longest "
             f"of {count} commits meanwhile {beside:.1f} ms, without a snapshot {without:.1f} ms"
@@ -138,7 +141,7 @@ async def measure(directory: Path) -> None:
     await node.stop()
     for _ in range(3):
         node, took = await started(directory)
-        print(f"restart: ready and applied after {took:.2f} s, {node.applied_index} records")
+        print(f"restart: ready and applied after {took:.2f} s, {node.components.applying.applied_index} records")
         await node.stop()
     collecting.cancel()
 

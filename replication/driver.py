@@ -9,84 +9,27 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any, Generic, Protocol, assert_never, cast
+from typing import Any, Generic, assert_never, cast
 
 from quire.log import Expiry, Flush, LogClosed, LogError, LogReadOnly, NoRoom, ResourcesExhausted, Sync, Tail
 
 from .coalesce import OwnerT, Write
 from .core import Core, Reason, actions, events
-from .core.invariants import Invariants
+from .core.changing import NotLeading
 from .core.messages import (
-    Ack,
-    CrcMismatch,
     HeartbeatEcho,
-    Open,
-    OpenAnswer,
-    PeerMessage,
     PositionReport,
     Promise,
     Snapshot,
 )
 from .disk import Disk
 from .net.wire import Positions, Shipment
-from .ports import Ports
+from .ports import Device, Links, Ports, Streams
 
 BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 RETRY_US = 50_000
 """The wait before another attempt of an operation that lacked a descriptor or memory."""
-
-
-class Sockets(Protocol):
-    """Links and streams, by node id and stream id. A message without one is dropped silently."""
-
-    def send(self, node_id: str, message: PeerMessage) -> None:
-        """Send on the link to a node."""
-        ...
-
-    def dial_stream(self, action: actions.DialStream) -> None:
-        """Dial the leader's stream."""
-        ...
-
-    def send_up(self, stream_id: int, message: Open | Ack | CrcMismatch) -> None:
-        """Send to the leader on a stream."""
-        ...
-
-    def send_down(self, stream_id: int, message: OpenAnswer | Shipment) -> None:
-        """Send to a follower on a stream."""
-        ...
-
-    def close_stream(self, stream_id: int) -> None:
-        """Hang up a stream."""
-        ...
-
-
-Done = Callable[[BaseException | None, int], None]
-"""Gets the exception of a block, or None, and how many microseconds it ran in its thread."""
-
-
-class Device(Protocol):
-    """Clocks, and threads for operations that block on the disk. All callbacks run on the driver's thread."""
-
-    def now(self) -> int:
-        """Monotonic microseconds."""
-        ...
-
-    def clock(self) -> int:
-        """This node's wall clock: microseconds since the Unix epoch."""
-        ...
-
-    def remind(self, delay_us: int, then: Callable[[], None]) -> None:
-        """Call `then` after about `delay_us`."""
-        ...
-
-    def write(self, block: Callable[[], None], done: Done) -> None:
-        """Run `block` in the writer's thread, in order; then call `done`."""
-        ...
-
-    def sync_mark(self, block: Callable[[], None], done: Done) -> None:
-        """Run a sync of the mark beside the writer's thread; then call `done`."""
-        ...
 
 
 def _of_device(error: BaseException) -> OSError:
@@ -114,14 +57,18 @@ class Durations:
 class Driver(Generic[OwnerT]):
     """Hands events to a core and carries out its actions. One thread; events caused by an action follow in order."""
 
-    def __init__(self, core: Core, disk: Disk, ports: Ports[OwnerT], sockets: Sockets, device: Device) -> None:
+    def __init__(self, core: Core, disk: Disk, links: Links, streams: Streams, device: Device) -> None:
+        """`connect` follows, before the first event."""
         self.core = core
         self.flush_durations = Durations()
+        """How long flushes took, from their start until this thread was notified."""
         self._disk = disk
         disk.log.free_with(lambda file: device.write(file.close, lambda *_: None))
-        self._ports = ports
-        self._sockets = sockets
+        self._ports: Ports[OwnerT]
+        self._links = links
+        self._streams = streams
         self._device = device
+        self._stopped = False
         self._events: deque[events.Event] = deque()
         self._proposed: list[Write[OwnerT]] = []
         self._append_results: deque[actions.AppendResult] = deque()
@@ -130,11 +77,23 @@ class Driver(Generic[OwnerT]):
         self._begin_expiry: Callable[[], Expiry | None] = lambda: None
         self._reminded = False
         self._flushes_us: list[int] = []  # Since the last tick.
-        self._shipped: tuple[int, Tail | None, bytes] = (
-            0,
-            None,
-            b"",
-        )  # The last frames read: from an index, up to a tail.
+        # The last frames read: from an index, up to a tail.
+        self._shipped: tuple[int, Tail | None, bytes] = (0, None, b"")
+
+    def connect(self, ports: Ports[OwnerT]) -> None:
+        """Report to these."""
+        self._ports = ports
+
+    def stop(self) -> None:
+        """Stop permanently. Writes that wait to be appended are rejected, as are new ones."""
+        self.pass_on_proposed()
+        self._stopped = True
+        self.step(events.Stopped("this node is stopping"))
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was stopped, or the core has halted: nothing is done any more."""
+        return self._stopped or self.core.halted is not None
 
     # Events
 
@@ -163,20 +122,43 @@ class Driver(Generic[OwnerT]):
         finally:
             self._stepping = False
 
-    def propose(self, write: Write[OwnerT]) -> bool:
-        """Queue a write for `pass_on_proposed`; return whether it is the first in the queue."""
+    def propose(self, write: Write[OwnerT]) -> None:
+        """Queue a write. All writes proposed in one turn of the loop usually become one event."""
         self._proposed.append(write)
-        return len(self._proposed) == 1
-
-    def take_proposed(self) -> tuple[Write[OwnerT], ...]:
-        """Empty the queue."""
-        proposed, self._proposed = tuple(self._proposed), []
-        return proposed
+        if len(self._proposed) == 1:
+            self._device.remind(0, self.pass_on_proposed)
 
     def pass_on_proposed(self) -> None:
-        """Pass the queued writes to the core, as one event."""
-        if proposed := self.take_proposed():
+        """Pass the queued writes to the core, as one event; reject them if nothing is done any more."""
+        if not (proposed := tuple(self._proposed)):
+            return
+        self._proposed = []
+        if self.has_ended:
+            for write in proposed:
+                self._ports.writes.rejected(write, Reason.NOT_LEADER)
+        else:
             self.step(events.Proposed(proposed))
+
+    def ask_read(self, read_id: int) -> None:
+        """Begin a linearizable read; `ReadEvents.read_ready` follows."""
+        if self.has_ended:
+            self._ports.reads.read_ready(read_id, None)
+        else:
+            self.step(events.ReadRequested(read_id))
+
+    def transfer(self, target: str | None) -> None:
+        """Begin to hand over; `RoleEvents.role_changed` follows, or `transfer_ended`."""
+        if self.has_ended:
+            self._ports.role.transfer_ended("this node has stopped")
+        else:
+            self.step(events.TransferRequested(target))
+
+    def promote(self, ask_id: int, node_id: str, address: str) -> None:
+        """Begin the next change of members on the way to making a node a voter; `ChangeEvents.change_ended` follows."""
+        if self.has_ended:
+            self._ports.changes.change_ended(ask_id, NotLeading())
+        else:
+            self.step(events.PromoteRequested(ask_id, node_id, address))
 
     def tick(self) -> None:
         """Pass the core the measurements since the last tick, and the time."""
@@ -273,7 +255,6 @@ class Driver(Generic[OwnerT]):
                 self._disk.log.set_commit_index(self.core.commit_index)
                 self._ports.writes.committed(to_index)
                 self._ports.machine.apply_to(to_index)
-                self._ports.reads.grew()
             case actions.RoleChanged():
                 self._ports.role.role_changed(action)
             case actions.RejectRequest(write, reason):
@@ -308,26 +289,26 @@ class Driver(Generic[OwnerT]):
         | actions.SendCrcMismatch
         | actions.CloseStream,
     ) -> None:
-        sockets = self._sockets
+        links, streams = self._links, self._streams
         match action:
             case actions.Send(node_id, message):
-                sockets.send(node_id, message)
+                links.send(node_id, message)
                 if isinstance(message, HeartbeatEcho):
-                    sockets.send(node_id, self.position())
+                    links.send(node_id, self.position())
             case actions.DialStream():
-                sockets.dial_stream(action)
+                streams.dial_stream(action)
             case actions.SendOpen(stream_id, opening):
-                sockets.send_up(stream_id, opening)
+                streams.send_up(stream_id, opening)
             case actions.SendAck(stream_id):
-                sockets.send_up(stream_id, action.to_ack(self._ports.machine.applied_index, self._ports.machine.digest))
+                streams.send_up(stream_id, action.to_ack(self._ports.machine.applied_index, self._ports.machine.digest))
             case actions.SendCrcMismatch(stream_id, differs):
-                sockets.send_up(stream_id, differs)
+                streams.send_up(stream_id, differs)
             case actions.AnswerOpen(stream_id, answer):
-                sockets.send_down(stream_id, answer)
+                streams.send_down(stream_id, answer)
             case actions.Ship():
                 self._ship(action)
             case actions.CloseStream(stream_id):
-                sockets.close_stream(stream_id)
+                streams.close_stream(stream_id)
             case _:
                 assert_never(action)
 
@@ -348,7 +329,7 @@ class Driver(Generic[OwnerT]):
                 self._device.remind(RETRY_US, lambda: self.step(nothing))
                 return
         positions = Positions(action.commit_index, action.durable_index, self._device.clock())
-        self._sockets.send_down(action.stream_id, Shipment(positions, raw, next_index))
+        self._streams.send_down(action.stream_id, Shipment(positions, raw, next_index))
 
     def _frames_from(self, index: int, max_bytes: int) -> tuple[bytes, int]:
         """The frames from a boundary on. Streams at the same index share one read."""
@@ -447,9 +428,14 @@ class Driver(Generic[OwnerT]):
         self._offload(running.run, finish, fail)
 
     def expire(self, begin: Callable[[], Expiry | None]) -> None:
-        """Remove the segments that `begin` starts to remove, one per job of the queue, until it returns None."""
-        self._begin_expiry = begin
-        self.step(events.ExpiryDue())
+        """Remove the segments that `begin` takes out of the log, one after the other, until it returns None.
+
+        `begin` is called when the disk is free, with other disk work in between. Files are removed in the writer's
+        thread.
+        """
+        if not self.has_ended:
+            self._begin_expiry = begin
+            self.step(events.ExpiryDue())
 
     def _expire(self) -> None:
         """Begin to remove a segment, between two steps: after the first, the core must know where its log begins."""
@@ -594,17 +580,3 @@ class Driver(Generic[OwnerT]):
                 log.end_mark_sync(running, None if error is None else _of_device(error))
 
         self._device.sync_mark(block, done)
-
-
-class CheckedDriver(Driver[OwnerT]):
-    """A driver that checks the core's invariants after each step; a broken one is a fault, and stops the node."""
-
-    def __init__(self, core: Core, disk: Disk, ports: Ports[OwnerT], sockets: Sockets, device: Device) -> None:
-        super().__init__(core, disk, ports, sockets, device)
-        self._invariants = Invariants()
-
-    def carry_out_step(self, cause: events.Event | actions.AppendResult, step: list[actions.Action]) -> None:
-        """The actions of one step of the core, and the check."""
-        super().carry_out_step(cause, step)
-        if self.core.halted is None:
-            self._invariants.check(self.core)

@@ -11,9 +11,13 @@ For a silent node, the last known position counts. If there is no descriptor for
 whole log, and the record is the newest one. A node's own lag is at least the seconds since it heard its leader.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Container
+from typing import NamedTuple, assert_never
 
-from quire.log import Log, LogError, ResourcesExhausted, decode_header
+from quire.log import Log, LogError, ResourcesExhausted, decode_header, wall_clock
+
+from .core import Core
+from .core.messages import LagReport, PositionReport
 
 MICROSECONDS = 1_000_000
 
@@ -97,3 +101,112 @@ def own_lag(reported: Lag, heard_at: int, clock: int) -> Lag:
     """A follower's own lag: what its leader reported at `heard_at`, and at least the time since."""
     silent = max(0, clock - heard_at) / MICROSECONDS
     return Lag(reported.records, reported.bytes, max(reported.seconds, silent))
+
+
+class Lags:
+    """The lags of this node and, on a leader, of the others. They come from reports that no rule reads.
+
+    A guest, a linked peer that is not a member, gets its lag, too, but is not shown.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        log: Log,
+        now: Callable[[], int],
+        election_timeout_us: int,
+        configured: Container[str],
+        is_linked: Callable[[str], bool],
+    ) -> None:
+        """`now` gives monotonic microseconds; `configured` are the ids of the other members in this configuration."""
+        self.note_digest: Callable[[str, int, bytes], None] = lambda *_: None
+        """Gets a member's id, an index up to which it has applied, and its digest there."""
+        self.positions: dict[str, Position] = {}
+        """The last positions of members, by node id, that a leader heard."""
+        self._guests: dict[str, int] = {}  # Their durable_index.
+        self._core = core
+        self._log = log
+        self._now = now
+        self._election_timeout_us = election_timeout_us
+        self._configured = configured
+        self._is_linked = is_linked
+        self._report: LagReport | None = None
+        self._reported_by: str | None = None
+        self._reported_at = 0
+        self._leader_heard_at = wall_clock()
+
+    def is_member(self, node_id: str) -> bool:
+        """Whether a node is configured as a member, or is one by the last members record in the log."""
+        return node_id in self._configured or self._core.members.of_node(node_id) is not None
+
+    def reported(self, node_id: str, message: PositionReport | LagReport) -> None:
+        """Note a peer's report."""
+        match message:
+            case PositionReport(durable_index, applied_index, digest):
+                if not self.is_member(node_id):
+                    if self._core.leads and self._is_linked(node_id):
+                        self._guests[node_id] = durable_index
+                    return
+                if self._core.leads:
+                    self.positions[node_id] = Position(durable_index, applied_index, digest, wall_clock())
+                self.note_digest(node_id, applied_index, digest)
+            case LagReport():
+                if node_id == self._core.leader_id:
+                    self._report, self._leader_heard_at = message, wall_clock()
+                    self._reported_by, self._reported_at = node_id, self._now()
+            case _:
+                assert_never(message)
+
+    def to_report(self) -> dict[str, LagReport]:
+        """What a leader tells each other node about its lag."""
+        log = self._log
+        self._guests = {node: index for node, index in self._guests.items() if self._is_linked(node)}
+        heard = self._guests | {node_id: position.durable_index for node_id, position in self.positions.items()}
+        return {
+            node_id: LagReport(log.durable_index, lacking_bytes(log, index), first_lacking(log, index))
+            for node_id, index in heard.items()
+        }
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the current leader has reported the lag within an election timeout; the leader itself has no lag.
+
+        An older report, or another leader's, says nothing about a leader that was only just heard again.
+        """
+        if self._core.leads:
+            return True
+        age_us = self._now() - self._reported_at
+        is_present = self._reported_by is not None and self._reported_by == self._core.leader_id
+        return is_present and age_us <= self._election_timeout_us
+
+    def own(self, clock: int) -> Lag:
+        """This node's own lag at `clock`; the leader's is 0."""
+        if self._core.leads:
+            return NO_LAG
+        report = self._report or LagReport(0, 0, 0)
+        records = max(0, report.durable_index - self._log.durable_index)
+        late = self._leader_heard_at - report.since if report.since and records else 0
+        known = Lag(records, report.lag_bytes if records else 0, max(0, late) / MICROSECONDS)
+        return own_lag(known, self._leader_heard_at, clock)
+
+    def of(self, position: Position, clock: int) -> Lag:
+        """Another node's lag at `clock`, as this leader knows it."""
+        return lag_of(self._log, position.durable_index, clock)
+
+    def own_apply(self, applied_index: int, clock: int) -> ApplyLag:
+        """The apply lag at `clock` of this node, whose machine has applied what is below `applied_index`."""
+        return apply_lag_of(self._log, applied_index, min(self._core.commit_index, self._log.durable_index), clock)
+
+    def most_unapplied(self, applied_index: int, clock: int) -> ApplyLag:
+        """How many of the records that are durable here the machine may lack at most.
+
+        On a follower this is more than its own apply lag: it hears of commits only on the stream.
+        """
+        durable = self._log.durable_index
+        to_index = min(self._core.commit_index, durable) if self._core.leads else durable
+        return apply_lag_of(self._log, applied_index, to_index, clock)
+
+    def apply_of(self, position: Position, clock: int) -> ApplyLag:
+        """Another node's apply lag at `clock`, as this leader knows it."""
+        to_index = min(self._core.commit_index, position.durable_index)
+        return apply_lag_of(self._log, position.applied_index, to_index, clock)

@@ -1,17 +1,24 @@
-"""What replication needs of the node around it: one small protocol for each purpose.
+"""What the driver and the network need of others: one small protocol for each purpose.
+
+    of the node       WriteEvents, ReadEvents, Machine, RoleEvents, ChangeEvents, Installs, PeerEvents, Health
+    of the network    Links, Streams
+    of the process    Device
 
 Each is implemented by the object that does the work. Every method but `Installs.place_snapshot` is called on the
 driver's thread, and none may block. `OwnerT` is the type of the owner of a `Write`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from .coalesce import OwnerT, Write
 from .core import Members, Reason, actions
 from .core.changing import Outcome
+from .core.messages import Ack, CrcMismatch, Open, OpenAnswer, PeerMessage
 from .disk import Placed
 from .net.hello import PeerInfo
+from .net.wire import Shipment
 
 OwnerT_contra = TypeVar("OwnerT_contra", contravariant=True)
 
@@ -37,10 +44,6 @@ class ReadEvents(Protocol):
 
     def read_ready(self, read_id: int, index: int | None) -> None:
         """A linearizable read may be answered at `index`; with None, this node cannot answer it."""
-        ...
-
-    def grew(self) -> None:
-        """More records may be read here: they are committed and durable, or a snapshot was installed."""
         ...
 
 
@@ -100,7 +103,7 @@ class Installs(Protocol):
     """Fetches a leader's snapshot, and continues from it."""
 
     def fetch_snapshot(self, action: actions.FetchSnapshot) -> None:
-        """Begin to fetch a leader's snapshot; the events `SnapshotFetched` or `FetchFailed` follow."""
+        """Begin to fetch a leader's snapshot; the event `SnapshotFetched` or `FetchFailed` follows."""
         ...
 
     def place_snapshot(self, index: int) -> None:
@@ -132,10 +135,6 @@ class PeerEvents(Protocol):
         """A message of a peer's control plane arrived."""
         ...
 
-    def position_reported(self, node_id: str, applied_index: int, digest: bytes) -> None:
-        """A peer reports how far it has applied, and its digest there."""
-        ...
-
 
 class Health(Protocol):
     """Gets what an operator must know."""
@@ -153,9 +152,65 @@ class Health(Protocol):
         ...
 
 
+class Links(Protocol):
+    """Links to peers, by node id."""
+
+    def send(self, node_id: str, message: PeerMessage) -> None:
+        """Send on the link to a node; without one, the message is dropped silently."""
+        ...
+
+
+class Streams(Protocol):
+    """Streams, by stream id. A message without one is dropped silently."""
+
+    def dial_stream(self, action: actions.DialStream) -> None:
+        """Dial the leader's stream."""
+        ...
+
+    def send_up(self, stream_id: int, message: Open | Ack | CrcMismatch) -> None:
+        """Send to the leader on a stream."""
+        ...
+
+    def send_down(self, stream_id: int, message: OpenAnswer | Shipment) -> None:
+        """Send to a follower on a stream."""
+        ...
+
+    def close_stream(self, stream_id: int) -> None:
+        """Hang up a stream."""
+        ...
+
+
+Done = Callable[[BaseException | None, int], None]
+"""Gets the exception of a block, or None, and how many microseconds it ran in its thread."""
+
+
+class Device(Protocol):
+    """Clocks, and threads for operations that block on the disk. All callbacks run on the driver's thread."""
+
+    def now(self) -> int:
+        """Monotonic microseconds."""
+        ...
+
+    def clock(self) -> int:
+        """This node's wall clock: microseconds since the Unix epoch."""
+        ...
+
+    def remind(self, delay_us: int, then: Callable[[], None]) -> None:
+        """Call `then` after about `delay_us`; 0: in the next turn of the loop."""
+        ...
+
+    def write(self, block: Callable[[], None], done: Done) -> None:
+        """Run `block` in the writer's thread, in order; then call `done`."""
+        ...
+
+    def sync_mark(self, block: Callable[[], None], done: Done) -> None:
+        """Run a sync of the mark beside the writer's thread; then call `done`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Ports(Generic[OwnerT]):
-    """One object for each of them."""
+    """What a driver needs of its node."""
 
     writes: WriteEvents[OwnerT]
     reads: ReadEvents

@@ -12,14 +12,12 @@ from quire.log import Expirable, LogError
 from quire.replication import Disk, Replica
 from quire.replication.net.snapshots import SnapshotServer
 from quire.replication.replica import watched_task
-from quire.sm import Applier, Sessions, SnapshotStore, StateMachine
+from quire.sm import Sessions, SnapshotStore, StateMachine
 
 from ..config.serve import ServeConfig
 from ..errors import StateUnavailable
-from ..node.applying import Applying
-from ..node.pending import Waiter
-from .forked import in_thread
-from .installing import Installing, StoreSource
+from ..node.writing import Waiter
+from .installing import AfterInstall, Installing, StoreSource
 from .retention import EXPIRY_PAUSE_S, Limits, Retention
 from .snapshotting import SnapshotOptions, Snapshotting
 
@@ -41,7 +39,7 @@ class Compaction:
         store: SnapshotStore,
         disk: Disk,
         replica: Replica[Waiter],
-        applying: Applying,
+        after: AfterInstall,
         factories: Factories,
         session: ClientSession,
         config: ServeConfig,
@@ -52,30 +50,36 @@ class Compaction:
         self.store = store
         self.snapshotting = Snapshotting(
             store,
-            applying,
+            after.applying,
             SnapshotOptions(config.snapshot_records, config.snapshot_log_bytes),
-            lambda: min(replica.commit_index, disk.log.durable_index),
+            lambda: min(replica.core.commit_index, disk.log.durable_index),
             lambda: [*_being_installed(replica), *self.server.served],
             failed,
         )
         self.server = SnapshotServer(me, StoreSource(store), trust, replica.network.link_server.admit)
         self.installing = Installing(
             store,
-            replica,
+            replica.driver.step,
             factories.machine,
             factories.sessions,
             (session, me, trust.secret),
             replica.network.address_of,
+            after,
             failed,
         )
         limits = Limits(config.retention_bytes, config.retention_ms, config.retention_follower_bytes)
-        self.retention = Retention(disk, replica, lambda: store.manifests, limits)
-        self._applying = applying
+        self.retention = Retention(
+            disk,
+            replica.core.status,
+            replica.lags.positions,
+            replica.driver.expire,
+            lambda: store.manifests,
+            limits,
+        )
         self._failed = failed
         self._expiring: asyncio.Task[None] | None = None
         self._expiries: set[asyncio.Future[Expirable]] = set()
         self._stopped = False
-        self._removing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Start to expire the log, and to replace lost snapshots, once a second."""
@@ -91,8 +95,7 @@ class Compaction:
         await self.server.close()
         await self.installing.stop()
         await self.snapshotting.stop()
-        if self._removing is not None:
-            await asyncio.gather(self._removing, return_exceptions=True)
+        await self.installing.removed()
 
     async def expire(self, *, dry_run: bool) -> Expirable:
         """Remove the expirable segments of this node's log now, or only return what would be removed.
@@ -135,20 +138,6 @@ class Compaction:
                 await self._expire()
             await self.snapshotting.replace_damaged()
 
-    def installed(self, index: int) -> Applier:
-        """The log now begins at the fetched snapshot: replace the machine and remove the older snapshots."""
-        applier = self.installing.installed(index)
-        self._applying.continue_from(applier)
-        older = [kept for kept in self.store.indices if kept < index]
-        self._removing = watched_task(self._remove(older), f"removal of snapshots below {index}", self._failed)
-        return applier
-
-    async def _remove(self, older: list[int]) -> None:
-        try:
-            await in_thread(self.store.remove_all, older)
-        except OSError as error:  # They do no harm: the next snapshot's retention removes them.
-            journal.error("older snapshots were not removed", indices=older, reason=str(error))
-
     def document(self) -> dict[str, Any]:
         """For `/status`."""
         return {
@@ -160,5 +149,5 @@ class Compaction:
 
 def _being_installed(replica: Replica[Waiter]) -> list[int]:
     """Indices of the snapshots that followers of this leader must fetch."""
-    leader = replica.status().leader
+    leader = replica.core.status().leader
     return [] if leader is None else [install.snapshot_index for install in leader.installs]

@@ -10,14 +10,15 @@ also from another leader that has the same snapshot.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any, ParamSpec, TypeVar
+from dataclasses import dataclass
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import structlog
 from aiohttp import ClientSession
 
 from quire.log import FEATURES, LogError, ResourcesExhausted
-from quire.replication import Members, Replica
-from quire.replication.core import actions
+from quire.replication import Members
+from quire.replication.core import actions, events
 from quire.replication.core.messages import Snapshot
 from quire.replication.net.hello import LINK_FAILURES, PeerInfo
 from quire.replication.net.snapshots import SnapshotFetch, SnapshotRefused
@@ -34,7 +35,7 @@ from quire.sm import (
 )
 from quire.sm.snapshots.manifest import Manifest
 
-from ..node.pending import Waiter
+from ..node.applying import Applying
 from .forked import in_thread
 
 journal = structlog.get_logger(__name__)
@@ -117,22 +118,53 @@ class StoreSource:
             raise SnapshotRefused(f"it cannot be read: {error}") from error
 
 
+class InstalledWrites(Protocol):
+    """Writes that wait for answers."""
+
+    def resume(self) -> None:
+        """Applying continues with the machine of an installed snapshot."""
+        ...
+
+
+class InstalledDigests(Protocol):
+    """This node's digests."""
+
+    def installed(self, index: int, digest: bytes) -> None:
+        """This node now has another node's state at `index`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AfterInstall:
+    """What continues from an installed snapshot."""
+
+    applying: Applying
+    writes: InstalledWrites
+    digests: InstalledDigests
+
+
 class Installing:
-    """One node's fetches, one at a time. All methods but `place` are called on the event loop."""
+    """One node's fetches, one at a time; implements `Installs` of replication's ports.
+
+    All methods but `place_snapshot` are called on the event loop.
+    """
 
     def __init__(
         self,
         store: SnapshotStore,
-        replica: Replica[Waiter],
+        step: Callable[[events.Event], None],
         new_machine: Callable[[], StateMachine],
         new_sessions: Callable[[], Sessions],
         dial: tuple[ClientSession, Callable[[], PeerInfo], bytes | None],
         address_of: Callable[[str], str | None],
+        after: AfterInstall,
         failed: Callable[[Exception], None],
     ) -> None:
         """`dial`: the HTTP session, this node's PeerInfo, the secret. `failed` gets an error that ends the node."""
         self._store = store
-        self._replica = replica
+        self._step = step
+        self._after = after
+        self._removing: asyncio.Task[None] | None = None
         self._new_machine, self._new_sessions = new_machine, new_sessions
         self._session, self._me, self._secret = dial
         self._address_of = address_of
@@ -145,7 +177,7 @@ class Installing:
         self.failure = ""
         """Why the last fetch failed; empty once a snapshot was installed."""
 
-    def fetch(self, action: actions.FetchSnapshot) -> None:
+    def fetch_snapshot(self, action: actions.FetchSnapshot) -> None:
         """Begin a fetch. An earlier one ends before this one uses what it has fetched."""
         if self._task is not None:
             self._task.cancel()
@@ -162,9 +194,9 @@ class Installing:
             if self.failure != was:  # Else the journal has it.
                 journal.warning("no snapshot was fetched", index=action.index, leader=action.leader_id, reason=reason)
             await asyncio.sleep(AGAIN_AFTER_S)
-            self._replica.fetch_failed(action.stream_id, reason)
+            self._step(events.FetchFailed(action.stream_id, reason))
         else:
-            self._replica.snapshot_fetched(action.stream_id, snapshot)
+            self._step(events.SnapshotFetched(action.stream_id, snapshot))
 
     async def _fetch(self, action: actions.FetchSnapshot) -> Snapshot:
         """Raises one of LINK_FAILURES, SnapshotRefused, MachineError, LogError."""
@@ -191,20 +223,33 @@ class Installing:
     def _count(self) -> None:
         self._chunks += 1
 
-    def place(self, index: int) -> None:
-        """Make the fetched snapshot a valid one. Blocks; durable on return. Raises as `Owner.place_snapshot`."""
+    def place_snapshot(self, index: int) -> None:
+        """Make the fetched snapshot a valid one. Blocks; durable on return. Raises as `Installs.place_snapshot`."""
         part = self._part
         if part is None or part.manifest.index != index:
             raise OSError(f"no snapshot at {index} was fetched")
         part.complete()
 
-    def installed(self, index: int) -> Applier:
-        """The machine and the sessions of the snapshot that was just placed."""
+    def snapshot_installed(self, index: int) -> None:
+        """The log now begins at the fetched snapshot: replace the machine and remove the older snapshots."""
         applier, self._applier, self._part, self.failure = self._applier, None, None, ""
         if applier is None or applier.applied_index != index:
             raise RuntimeError(f"the snapshot at {index} was installed but never read")
         journal.info("snapshot installed", index=index, snapshot=snapshot_name(index))
-        return applier
+        applying = self._after.applying
+        applying.continue_from(applier)
+        older = [kept for kept in self._store.indices if kept < index]
+        self._removing = watched_task(self._remove(older), f"removal of snapshots below {index}", self._failed)
+        self._after.writes.resume()
+        applying.report_failure()
+        self._after.digests.installed(applying.applied_index, applying.digest)
+        applying.visibility.grew()
+
+    async def _remove(self, older: list[int]) -> None:
+        try:
+            await in_thread(self._store.remove_all, older)
+        except OSError as error:  # They do no harm: the next snapshot's retention removes them.
+            journal.error("older snapshots were not removed", indices=older, reason=str(error))
 
     async def stop(self) -> None:
         """Stop fetching; return when all writing has ended. Fetched chunks are kept."""
@@ -213,6 +258,11 @@ class Installing:
             await asyncio.gather(self._task, return_exceptions=True)
         async with self._writing:  # The one before may not have ended.
             pass
+
+    async def removed(self) -> None:
+        """Return when no older snapshots are being removed."""
+        if self._removing is not None:
+            await asyncio.gather(self._removing, return_exceptions=True)
 
     def document(self) -> dict[str, Any]:
         """For `/status`."""

@@ -15,7 +15,7 @@ Someone may have removed a snapshot's files, so they are checked before any segm
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from quire.log import Expirable, Expiry, Log, time_since_boot, wall_clock
 from quire.replication import Disk
@@ -54,39 +54,29 @@ class Hold(NamedTuple):
     why: str
 
 
-class Followers(Protocol):
-    """What expiry needs of the replica."""
-
-    def status(self) -> Status:
-        """The state of its protocol core now."""
-        ...
-
-    @property
-    def positions(self) -> Mapping[str, Position]:
-        """The positions that others reported to this leader, by node id."""
-        ...
-
-    def expire(self, begin: Callable[[], Expiry | None]) -> None:
-        """Remove the segments that `begin` takes out of the log, as `Replica.expire`."""
-        ...
-
-
 class Retention:
     """One node's expiry. All methods are called on the event loop."""
 
     def __init__(
         self,
         disk: Disk,
-        replica: Followers,
+        status: Callable[[], Status],
+        positions: Mapping[str, Position],
+        remove: Callable[[Callable[[], Expiry | None]], None],
         manifests: Callable[[], list[Manifest]],
         limits: Limits,
         clock: Callable[[], int] = wall_clock,
         now: Callable[[], int] = time_since_boot,
     ) -> None:
-        """`clock` is the wall clock, `now` the time since boot; both in microseconds."""
+        """`positions` are what others reported to this leader, by node id; `remove` is as `Driver.expire`.
+
+        `clock` is the wall clock, `now` the time since boot; both in microseconds.
+        """
         self._disk = disk
         self._log: Log = disk.log
-        self._replica = replica
+        self._status = status
+        self._positions = positions
+        self._remove = remove
         self._manifests = manifests
         self._limits = limits
         self._ages = disk.log.ages(clock, now)
@@ -109,7 +99,7 @@ class Retention:
         return Hold("snapshots", older, f"the older of the two newest snapshots is at index {older}")
 
     def _of_followers(self) -> list[Hold]:
-        leader = self._replica.status().leader
+        leader = self._status().leader
         if leader is None:
             return []
         fetching = [
@@ -118,10 +108,7 @@ class Retention:
         ]
         places = [
             *(("stream", stream.next_index, f"{stream.node_id} was shipped") for stream in leader.streams),
-            *(
-                ("follower", known.durable_index, f"{node_id} has")
-                for node_id, known in self._replica.positions.items()
-            ),
+            *(("follower", known.durable_index, f"{node_id} has") for node_id, known in self._positions.items()),
         ]
         lowest, most = self._log.bounds.lowest_index, self._limits.follower_bytes
         lagging = [
@@ -155,7 +142,7 @@ class Retention:
         if len(self._waiting) == 1:
             self._gone, self._checked = NOTHING, False
         self._checked |= checked
-        self._replica.expire(self._begin)
+        self._remove(self._begin)
 
     def _begin(self) -> Expiry | None:
         """Take the next segment that may expire out of the log; None if there is none."""

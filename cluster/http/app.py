@@ -5,7 +5,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 from aiohttp import hdrs, web
@@ -15,12 +15,16 @@ from aiohttp.typedefs import Handler, Middleware
 from quire.replication.net.sockets import drop_frames
 
 from ..errors import ClusterError, Malformed, OutcomeUnknown, Overloaded
+from ..node.components import NodeView
 from ..node.metrics import Gauge, Metrics
 from ..node.turns import Turns
+from .admission.admission import ADMISSION, Admission
 from .admission.browsers import OWN_PAGES_ONLY, BrowserGuard, share_with_origin
 from .admission.connections import ConnectionLimit, check_whole
-from .api import ADMISSION, API, Admission, NodeApi
+from .admission.streams import StreamLimit
+from .api import API, NodeApi
 from .forwarding import LeaderHop
+from .members import MemberStatuses
 from .problems import UnsupportedMedia, answer_of, problem, problem_of
 from .request import (
     FORWARDED,
@@ -33,17 +37,15 @@ from .request import (
     waits_on_purpose,
 )
 from .routes.admin import get_members, post_accept_code, post_expire, post_members, post_snapshot, post_transfer
-from .routes.cluster import MemberStatuses, get_cluster
+from .routes.cluster import get_cluster
 from .routes.commands import post_commands
+from .routes.peers import PEER_ROUTES
 from .routes.ranges import get_records
 from .routes.records import get_index_bounds, get_record, post_records, post_truncate
 from .routes.sessions import delete_session, get_session, get_sessions, post_close, post_sessions
 from .routes.state import get_state, post_query
 from .routes.status import count_answer, get_healthz, get_metrics, get_readyz, get_status
 from .routes.stream import commands_stream
-
-if TYPE_CHECKING:
-    from ..node.node import Node
 
 log = structlog.get_logger(__name__)
 rate_limited = RateLimitedLog(log)
@@ -89,7 +91,7 @@ ROUTES = (
 
 
 def make_app(
-    node: "Node",
+    node: NodeView,
     connections: ConnectionLimit | None = None,
     turns: Turns | None = None,
     dropped_lines: Callable[[], int] = lambda: 0,
@@ -105,14 +107,15 @@ def make_app(
     app[ADMISSION] = admission = Admission(connections, browsers, node.config.members)
     gauges = _gauges(admission, lambda: app[API])
     metrics = Metrics(node, gauges, Turns() if turns is None else turns, dropped_lines)
-    app[API] = api = NodeApi(node, LeaderHop(node), MemberStatuses(node), metrics)
+    streams = StreamLimit()
+    app[API] = api = NodeApi(node, LeaderHop(node, streams), MemberStatuses(node), metrics, streams)
     app.cleanup_ctx.append(api.leader.run)
     app.cleanup_ctx.append(api.members.run)
     app.on_response_prepare.append(_add_leader)
     set_headers_of_all(app, browsers)
     app.on_response_prepare.append(count_answer)
     app.add_routes(ROUTES)
-    app.add_routes(node.routes())
+    app.add_routes(PEER_ROUTES)
     return app
 
 
@@ -142,11 +145,11 @@ async def accept_more(
     ]
 
 
-def _browser_guard(node: "Node") -> BrowserGuard:
+def _browser_guard(node: NodeView) -> BrowserGuard:
     config = node.config
 
     def in_the_log() -> Iterable[str]:
-        members = () if node.formed is None else node.formed.replica.members.members
+        members = () if node.formed is None else node.formed.replica.core.members.members
         return (member.address for member in members)
 
     configured = (config.listen, *config.members.values(), *config.link.values())
@@ -247,7 +250,8 @@ def _problem_for(request: web.Request, error: Exception, request_id: str) -> web
 
 def _of_cluster_error(request: web.Request, error: ClusterError, request_id: str) -> web.Response:
     answer = answer_of(error)
-    failure = request.app[API].node.machine_failure if API in request.app else None
+    formed = request.app[API].node.formed if API in request.app else None
+    failure = None if formed is None else formed.applying.applier.failure
     is_known = failure is not None and str(failure) in str(error)  # The journal has it, once.
     if answer.status in (500, 504) and not is_known:  # A 503 wrote nothing and is temporary.
         rate_limited.warning(
@@ -280,7 +284,7 @@ def _of_http_exception(request: web.Request, error: web.HTTPException, request_i
 
 async def _add_leader(request: web.Request, response: web.StreamResponse) -> None:
     node = request.app[API].node
-    leader = node.leader_id
+    leader = node.leadership.leader_id
     if leader is not None and leader in node.config.members and response.status != HTTPStatus.FORBIDDEN:
         response.headers["Quire-Leader"] = f"{leader}={node.config.members[leader]}"
 

@@ -15,7 +15,7 @@ from quire.log.packing import array_count
 
 from ..errors import LimitExceeded, Malformed
 from ..values import DEPTH_LIMIT, decode_json, decode_msgpack, decode_ndjson, not_empty
-from .api import ADMISSION
+from .admission.admission import ADMISSION
 from .problems import UnsupportedMedia
 
 JSON = "application/json"

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
 import aiohttp
 import structlog
@@ -21,14 +21,12 @@ from quire.replication.net.sockets import refuse_redirects
 
 from ..config.origins import name_in
 from ..errors import LeaderUnreachable, NoLeader, NotLeader, OutcomeUnknown, Overloaded
+from ..node.components import NodeView
 from ..outgoing import send_once, sendable
+from .admission.admission import ADMISSION
 from .admission.slow_callers import CLOSE_TIMEOUT_S, PIECE_BYTES, close, done_or_stalled
-from .admission.streams import OpenStream
-from .api import ADMISSION, API
+from .admission.streams import OpenStream, StreamLimit
 from .request import FORWARDED, REQUEST_ID, REQUEST_ID_KEY, SEQUENCE, SESSION, RateLimitedLog
-
-if TYPE_CHECKING:
-    from ..node.node import Node
 
 CONNECT_TIMEOUT_S = 1.0
 CONNECTION_LIMIT = 256  # To the leader, for requests; more of them wait for a connection, within their deadline.
@@ -59,8 +57,10 @@ class Call:
 class LeaderHop:
     """A node's connections to the leader's HTTP interface. `run` it as a cleanup context of the application."""
 
-    def __init__(self, node: "Node") -> None:
+    def __init__(self, node: NodeView, streams_limit: StreamLimit) -> None:
+        """`streams_limit` counts the streams that this node carries, too."""
         self._node = node
+        self._streams_limit = streams_limit
         self._requests: aiohttp.ClientSession
         self._streams: aiohttp.ClientSession
         self._calls: dict[Call, None] = {}  # In order: which call ends first must not depend on addresses in memory.
@@ -93,7 +93,7 @@ class LeaderHop:
         loop, patience_s = asyncio.get_running_loop(), self._node.config.election_timeout_ms / 1000
         while True:
             await asyncio.sleep(patience_s / 2)
-            heard, now = self._node.leader_id, loop.time()
+            heard, now = self._node.leadership.leader_id, loop.time()
             for call in self._calls:
                 if call.leader == heard:
                     call.heard_at = now
@@ -109,7 +109,7 @@ class LeaderHop:
             OutcomeUnknown: it was sent, and no response arrived.
         """
         node = self._node
-        if node.is_leader:
+        if node.leadership.is_leader:
             return None
         leader, url = self._leader_url(request)
         headers = {name: request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
@@ -177,7 +177,7 @@ class LeaderHop:
             return refusal
         except (aiohttp.ClientError, OSError) as error:
             raise LeaderUnreachable(leader, str(error) or type(error).__name__) from error
-        upstream, streams = cast("_Upstream", connected), request.app[API].streams
+        upstream = cast("_Upstream", connected)
         try:
             async with upstream:
                 await socket.prepare(request)
@@ -186,7 +186,7 @@ class LeaderHop:
                     asyncio.create_task(_pump(upstream, socket, slot.answered)),
                     asyncio.create_task(slot.ended.wait()),
                 ]
-                in_order = await done_or_stalled(request, ways, lambda: streams.is_over(slot))
+                in_order = await done_or_stalled(request, ways, lambda: self._streams_limit.is_over(slot))
                 for way in ways:
                     way.cancel()
                 await asyncio.gather(*ways, return_exceptions=True)
@@ -194,17 +194,17 @@ class LeaderHop:
                 if not in_order:
                     await _drop(upstream)
         finally:
-            upstream.break_cycles()
+            upstream.break_cycle()
         return socket
 
     def _leader_url(self, request: web.Request) -> tuple[str, URL]:
         """The leader's id, and the request's URL there. Raises NotLeader, NoLeader."""
         node = self._node
         if FORWARDED in request.headers:
-            raise NotLeader(node.leader_id)
-        leader = node.leader_id
+            raise NotLeader(node.leadership.leader_id)
+        leader = node.leadership.leader_id
         address = node.config.address_of(leader) if leader is not None else None
-        if leader is None or leader == node.node_id or address is None:
+        if leader is None or leader == node.config.node or address is None:
             raise NoLeader
         return leader, URL(f"http://{address}{request.rel_url.raw_path_qs}", encoded=True)
 
@@ -228,26 +228,26 @@ async def _held_content(request: web.Request, response: aiohttp.ClientResponse, 
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def connect_timeout_s(node: "Node") -> float:
+def connect_timeout_s(node: NodeView) -> float:
     """How long connecting to the leader may take: as long as a leader may be silent, within a request's deadline."""
     config = node.config
     return max(CONNECT_TIMEOUT_S, min(config.election_timeout_ms, config.request_timeout_ms) / 1000)
 
 
-def ping_s(node: "Node") -> float:
+def ping_s(node: NodeView) -> float:
     """How long the leader may be silent on a stream before it is pinged."""
     return max(SHORTEST_PING_S, PING_TIMEOUTS * node.config.election_timeout_ms / 1000)
 
 
-def hop_headers(node: "Node", request: web.Request, member: str) -> dict[str, str]:
+def hop_headers(node: NodeView, request: web.Request, member: str) -> dict[str, str]:
     """The headers that a node adds to a request that it forwards to a member: that it was forwarded, and its id.
 
     `Host` is the member's own address, even if a link is used. If the log has an address for it, that one is sent: all
     members accept it, even while their configurations are being changed node by node.
     """
-    named = None if node.formed is None else node.formed.replica.members.of_node(member)
+    named = None if node.formed is None else node.formed.replica.core.members.of_node(member)
     address = node.config.members[member] if named is None or name_in(named.address) is None else named.address
-    return {FORWARDED: node.node_id, REQUEST_ID: request[REQUEST_ID_KEY], hdrs.HOST: address}
+    return {FORWARDED: node.config.node, REQUEST_ID: request[REQUEST_ID_KEY], hdrs.HOST: address}
 
 
 def _is_kept(name: str) -> bool:
@@ -266,9 +266,23 @@ async def _pump(source: Socket, target: Socket, passed: Callable[[], None]) -> N
 class _Upstream(aiohttp.ClientWebSocketResponse):
     """The connection to the leader of a carried stream."""
 
-    def break_cycles(self) -> None:
-        """Drop all attributes of the closed connection: they refer back to it, so without this they wait for the GC."""
-        self.__dict__.clear()
+    def __init__(
+        self,
+        reader: Any,
+        writer: Any,
+        protocol: str | None,
+        response: aiohttp.ClientResponse,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(reader, writer, protocol, response, *args, **kwargs)
+        self._handler = None if response.connection is None else response.connection.protocol
+
+    def break_cycle(self) -> None:
+        """Let the closed connection forget this object, which refers to it; otherwise both wait for the GC."""
+        if self._handler is not None:
+            self._handler.set_parser(None, None)
+            self._handler = None
 
 
 async def _drop(upstream: aiohttp.ClientWebSocketResponse) -> None:

@@ -3,10 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from ..node.pending import WriteReply
+from ..node.writing import WriteReply
 
-JSON_GROWTH = 6
-"""JSON is at most 6 times as long as msgpack: a control character in a text becomes six characters."""
 PIECE = 64
 
 
@@ -15,7 +13,7 @@ def results_within(reply: WriteReply, limit: int, encode: Callable[[Any], bytes]
 
     Finding out encodes no more than those and one further piece.
     """
-    if reply.size * JSON_GROWTH <= limit:
+    if reply.surely_fits(limit):
         return len(reply.results)
     refusals = {position: [position, code, text] for position, code, text in reply.refused}
     size = 0

@@ -13,9 +13,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import count
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, TypeVar
+
+import structlog
 
 from quire.log import Frame, FrameHeader, Kind, Log, LogError, ResourcesExhausted, cut_frames
 from quire.sm import Applied, Applier, ApplyFailed, Execution, Unexecuted, is_quick
@@ -23,6 +26,8 @@ from quire.sm import Applied, Applier, ApplyFailed, Execution, Unexecuted, is_qu
 from ..errors import NodeStopping
 
 T = TypeVar("T")
+
+journal = structlog.get_logger(__name__)
 
 APPLY_BYTES = 1 << 20
 SLICE_S = 0.01
@@ -37,24 +42,81 @@ _Done = Callable[[Any, BaseException | None], None]
 """Gets the result of a block, or the exception that it raised. Called on the loop."""
 
 
-class ApplyEvents(Protocol):
-    """What applying reports to its node. Called on the loop; no method may block."""
+class AppliedWrites(Protocol):
+    """Answers the writes of applied frames. Called on the loop, as the next three; none may block."""
 
     def applied(self, applied: Applied) -> None:
         """A frame was applied."""
         ...
 
+    def end(self, reason: str) -> None:
+        """The machine has stopped applying; the log continues."""
+        ...
+
+
+class OwnDigests(Protocol):
+    """Notes this node's digests."""
+
+    def applied(self, index: int, digest: bytes) -> None:
+        """Everything below `index` is applied, and `digest` is the digest there."""
+        ...
+
+
+class Boundaries(Protocol):
+    """Takes snapshots between two frames."""
+
     def at_boundary(self, header: FrameHeader) -> None:
         """The frame with this header was applied, and its writes were answered."""
         ...
 
-    def apply_failed(self, failure: ApplyFailed) -> None:
-        """The machine has stopped applying; the log continues."""
-        ...
+
+class Failures(Protocol):
+    """Ends the node."""
 
     def failed(self, error: Exception) -> None:
         """The node must stop: the log failed, or this program has a bug."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyPorts:
+    """What applying reports to."""
+
+    writes: AppliedWrites
+    digests: OwnDigests
+    boundaries: Boundaries
+    failures: Failures
+
+
+class Visibility:
+    """Wakes readers when the visible bounds grow. They share one future, so a commit costs one wake-up."""
+
+    def __init__(self) -> None:
+        self._growth: asyncio.Future[None] | None = None
+        self._ended = False
+
+    def grew(self) -> None:
+        """The visible bounds grew: wake all waiters."""
+        if self._growth is not None:
+            growth, self._growth = self._growth, None
+            growth.set_result(None)
+
+    def end(self) -> None:
+        """No more records will become visible here: wake all waiters, and let none wait again."""
+        self._ended = True
+        self.grew()
+
+    async def next_growth(self, timeout_s: float) -> bool:
+        """Wait until the bounds grow; return False if they did not in time.
+
+        Read the bounds and call this without awaiting in between: then no growth is missed.
+        """
+        if self._ended:
+            return False
+        if self._growth is None:
+            self._growth = asyncio.get_running_loop().create_future()
+        done, _ = await asyncio.wait([self._growth], timeout=timeout_s)
+        return bool(done) and not self._ended
 
 
 class _Ended(NamedTuple):
@@ -146,12 +208,14 @@ class MachineThread:
 
 
 class Applying:
-    """Applies committed frames up to the index that it was given. One event loop."""
+    """Applies committed frames up to the index that it was given. Implements `Machine` of `quire.replication.ports`."""
 
-    def __init__(self, log: Log, applier: Applier, node: ApplyEvents) -> None:
+    def __init__(self, log: Log, applier: Applier, visibility: Visibility) -> None:
+        """`visibility` wakes the readers that wait for committed records. `connect` follows."""
         self.applier = applier
+        self.visibility = visibility
         self._log = log
-        self._node = node
+        self._ports: ApplyPorts
         self._to_index = applier.applied_index
         self._unexecuted = Unexecuted(applier.applied_index)
         self._frames: Iterator[Frame] = iter(())
@@ -169,6 +233,38 @@ class Applying:
         self._reads: list[_Read] = []
         self._commits: deque[tuple[int, float]] = deque()  # Of what is not applied: an index, and when it was known.
 
+    def connect(self, ports: ApplyPorts) -> None:
+        """Report to these, first of all what the applier comes with: its digest, and its failure."""
+        self._ports = ports
+        ports.digests.applied(self.applied_index, self.digest)
+        self.report_failure()
+
+    @property
+    def applied_index(self) -> int:
+        """Every record below it has been applied here."""
+        return self.applier.applied_index
+
+    @property
+    def digest(self) -> bytes:
+        """The digest at `applied_index`."""
+        return self.applier.digest
+
+    @property
+    def features(self) -> frozenset[str]:
+        """The features in use at `applied_index`."""
+        return self.applier.features
+
+    @property
+    def machine_failed(self) -> bool:
+        """Whether this node's machine has stopped applying."""
+        return self.applier.failure is not None
+
+    def report_failure(self) -> None:
+        """If the machine has stopped applying, refuse everything from now on; the log continues."""
+        if (failure := self.applier.failure) is not None:
+            journal.error("the machine has failed", reason=str(failure))
+            self._ports.writes.end(str(failure))
+
     def apply_to(self, index: int) -> None:
         """Apply every record below `index`; one time slice of that at once."""
         if index > self._to_index:
@@ -178,6 +274,7 @@ class Applying:
             else:
                 self._commits.append((index, now))
         self._go_on()
+        self.visibility.grew()
 
     def continue_from(self, applier: Applier) -> None:
         """Replace the machine with that of an installed snapshot; the old one's work no longer counts."""
@@ -271,19 +368,19 @@ class Applying:
                     self._schedule(0.0)
                     break
                 self._work()
-        except ApplyFailed as failure:
+        except ApplyFailed:
             self._execution = None
-            self._node.apply_failed(failure)
+            self.report_failure()
             if self._reads:  # They get the reason.
                 self._schedule(0.0)
         except ResourcesExhausted:  # It shows as apply lag until a read succeeds.
             self._schedule(RETRY_S)
         except LogError as failure:  # A committed frame cannot be read here: this node cannot continue.
             self.stop()
-            self._node.failed(failure)
+            self._ports.failures.failed(failure)
         except Exception as fault:  # A later slice runs as a callback of the loop: nothing else would notice the error.
             self.stop()
-            self._node.failed(fault)
+            self._ports.failures.failed(fault)
             raise
         finally:
             self._is_in_slice = False
@@ -363,8 +460,10 @@ class Applying:
         if applied.answered:
             self._unexecuted.add(applied.index, applied.answered)
         self._forget_commits(applied.next_index)
-        self._node.applied(applied)
-        self._node.at_boundary(execution.frame.header)
+        ports = self._ports
+        ports.writes.applied(applied)
+        ports.digests.applied(applied.next_index, self.applier.digest)
+        ports.boundaries.at_boundary(execution.frame.header)
 
     def _forget_commits(self, applied_index: int) -> None:
         while self._commits and self._commits[0][0] <= applied_index:

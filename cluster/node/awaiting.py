@@ -5,14 +5,12 @@ The sentence is the same in `/readyz`, in `/status` and in the journal, where it
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import structlog
 
 from quire.replication.core.status import Status
 
-if TYPE_CHECKING:
-    from .node import Node
+from .components import NodeView
 
 journal = structlog.get_logger(__name__)
 
@@ -73,16 +71,16 @@ class Reminder:
         return True
 
 
-async def log_waits(node: "Node", election_timeout_s: float, look_s: float, clock: Callable[[], float]) -> None:
+async def log_waits(node: NodeView, election_timeout_s: float, look_s: float, clock: Callable[[], float]) -> None:
     """Log which nodes this one waits for: for a cluster at once, for a leader after an election timeout."""
     forming, leaderless = Reminder(0.0), Reminder(election_timeout_s)
     while True:
         now, awaited = clock(), node.forming.awaited() if node.forming else ""
         if forming.is_due(now, holds=bool(awaited)):
             journal.info("waiting for members", reason=forming_sentence(awaited))
-        is_leaderless = node.formed is not None and node.leader_id is None
+        is_leaderless = node.formed is not None and node.leadership.leader_id is None
         if leaderless.is_due(now, holds=is_leaderless) and node.formed is not None:
             replica = node.formed.replica
-            text = no_leader_sentence(replica.status(), replica.network.reports.failures)
+            text = no_leader_sentence(replica.core.status(), replica.network.reports.failures)
             journal.warning("waiting for a leader", reason=text)
         await asyncio.sleep(look_s)

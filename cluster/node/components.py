@@ -1,10 +1,12 @@
-"""What a node opens at its start (`NodeResources`), and its parts once the cluster is formed (`Components`)."""
+"""The parts of a node: what it opens at its start (`NodeResources`), and what it has once the cluster is formed
+(`Components`). Who needs parts of a node without starting or stopping it gets a `NodeView`.
+"""
 
 import asyncio
 import os
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from aiohttp import ClientSession
 
@@ -15,21 +17,24 @@ from quire.replication.net.forming import Forming
 from quire.replication.net.sockets import peer_session
 from quire.replication.net.trust import Trust
 from quire.replication.net.wire import BadMessage
-from quire.sm import Applier, StateMachine, fingerprint_of
+from quire.sm import Applier, StateMachine, StateRoom, fingerprint_of, state_room
 
 from ..compaction.compaction import Compaction, Factories
+from ..compaction.installing import AfterInstall
 from ..config.secret_file import SecretFile, read_secrets
 from ..config.serve import ServeConfig
 from ..data_dir.data_dir import DataDir
 from ..data_dir.genesis import Genesis, GenesisInvalid, check_genesis, make_genesis, read_genesis
 from ..errors import NodeStopping
-from .applying import Applying
+from .applying import Applying, ApplyPorts, Visibility
 from .code import MachineCode
-from .pending import Waiter
+from .digests import Digests
+from .health import Health
+from .leadership import Leadership
+from .membership import Promotions
 from .reading import Reading
-
-if TYPE_CHECKING:
-    from .node import Node
+from .sessions import SessionLookup
+from .writing import Pending, Waiter, WriteCounts, Writing
 
 COALESCED_BYTES = 1 << 20  # All waiting writes go into one frame, up to this size.
 
@@ -133,56 +138,154 @@ class NodeResources:
         await asyncio.to_thread(self.data_dir.close)
 
 
+class NodeView(Protocol):
+    """A node as its views and its HTTP interface see it: its parts, and nothing that starts or stops it."""
+
+    @property
+    def config(self) -> ServeConfig:
+        """Its configuration."""
+        ...
+
+    @property
+    def machine_name(self) -> str:
+        """The name of its machine."""
+        ...
+
+    @property
+    def health(self) -> Health:
+        """Whether it goes on."""
+        ...
+
+    @property
+    def leadership(self) -> Leadership:
+        """Whom it follows, or that it leads."""
+        ...
+
+    @property
+    def visibility(self) -> Visibility:
+        """Wakes readers that wait for records."""
+        ...
+
+    @property
+    def digests(self) -> Digests:
+        """Its own digests, and the nodes that differ."""
+        ...
+
+    @property
+    def write_counts(self) -> WriteCounts:
+        """Counters of its writes."""
+        ...
+
+    @property
+    def resources(self) -> NodeResources | None:
+        """What it opened at its start."""
+        ...
+
+    @property
+    def forming(self) -> Forming | None:
+        """The formation of the cluster, while it is in progress."""
+        ...
+
+    @property
+    def formed(self) -> "Components | None":
+        """What it consists of; None while the cluster is not formed."""
+        ...
+
+    @property
+    def components(self) -> "Components":
+        """What it consists of. Raises StateUnavailable while the cluster is not formed."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Components:
     """The parts of a node whose cluster is formed."""
 
     genesis: Genesis
-    payload_limit: int
-    """The maximum size of the packed records of one write, in bytes."""
     log: Log
     replica: Replica[Waiter]
     applying: Applying
+    pending: Pending
+    writing: Writing
     reading: Reading
+    sessions: SessionLookup
+    promotions: Promotions
     compaction: Compaction
     code: MachineCode
 
     @classmethod
-    def build(cls, resources: NodeResources, genesis: Genesis, applier: Applier, node: "Node") -> "Components":
+    def build(cls, resources: NodeResources, genesis: Genesis, applier: Applier, node: NodeView) -> "Components":
         """Create and connect them; none is started. `applier` is what `NodeResources.restored` returned."""
         config, data_dir, log = resources.config, resources.data_dir, resources.data_dir.log
         if log is None:
             raise NodeStopping
-        options = ReplicaOptions(
-            address=config.members[config.node],
-            genesis=data_dir.genesis_frame(),
-            urls=resources.urls,
-            core=CoreOptions(
-                heartbeat_us=config.heartbeat_ms * 1000,
-                election_timeout_us=config.election_timeout_ms * 1000,
-                window_bytes=config.stream_window_bytes,
-                frame_bytes=min(COALESCED_BYTES, genesis.payload_bytes),
-                features=FEATURES,
-            ),
-            max_frame_bytes=genesis.limits["max_frame_bytes"],
-            secrets=resources.secret_file.secrets,
-            insecure=config.insecure,
-            code=resources.code.running,
-            check_invariants=config.check_invariants,
-        )
+        leadership, health, timeout_ms = node.leadership, node.health, config.request_timeout_ms
         disk = Disk(log, data_dir.promises, snapshots=data_dir.snapshots, older_epochs=applier.boundary.epochs)
-        ports = Ports[Waiter](node, node, node, node, node, node, node)
-        replica = Replica[Waiter](resources.identity, genesis.cluster_id, disk, ports, node, options)
-        applying = Applying(log, applier, node)
+        options = _replica_options(resources, genesis)
+        replica = Replica[Waiter](resources.identity, genesis.cluster_id, disk, options)
+        applying = Applying(log, applier, node.visibility)
+        pending = Pending(node.write_counts, leadership.not_leader, lambda: log.tail.index)
+        health.on_halt(pending.end)
+        health.judge = log.watch.judge_failure
+        checker = resources.machine_type(genesis.initial)  # Not the applier's: an install replaces that one.
+        counts, payload_limit = node.write_counts, genesis.payload_bytes
+        writing = Writing(checker, leadership, applying, replica.driver, counts, payload_limit)
+        reading = Reading(log, replica, applying, leadership)
+        promotions = Promotions(replica, leadership.not_leader, config.members, timeout_ms)
         factories = Factories(partial(genesis.new_machine, resources.machine_type), genesis.new_sessions)
+        after_install = AfterInstall(applying, pending, node.digests)
         session, store = resources.http, data_dir.snapshots
-        compaction = Compaction(store, disk, replica, applying, factories, session, config, node.failed)
-        reading = Reading(log, replica, applying, node.not_leader)
-        return cls(genesis, genesis.payload_bytes, log, replica, applying, reading, compaction, resources.code)
+        compaction = Compaction(store, disk, replica, after_install, factories, session, config, health.failed)
+        replica.connect(
+            Ports(pending, reading, applying, leadership, promotions, compaction.installing, health),
+            leadership,
+            node.digests.reported,
+        )
+        applying.connect(ApplyPorts(pending, node.digests, compaction.snapshotting, health))
+        sessions = SessionLookup(leadership, reading, applying, writing, timeout_ms)
+        return cls(
+            genesis,
+            log,
+            replica,
+            applying,
+            pending,
+            writing,
+            reading,
+            sessions,
+            promotions,
+            compaction,
+            resources.code,
+        )
+
+    @property
+    def state_room(self) -> StateRoom:
+        """How full the machine's state is."""
+        return state_room(self.applying.applier.machine, self.genesis.limits)
 
     def codes(self) -> dict[str, bytes]:
         """The fingerprint of each member's machine that this node has heard of; empty where it is unknown."""
         heard = self.replica.network.reports.codes
-        status = self.replica.status()
+        status = self.replica.core.status()
         known = {member.node_id: heard.get(member.node_id, b"") for member in status.members.members}
         return known | {status.me.node_id: self.code.running}
+
+
+def _replica_options(resources: NodeResources, genesis: Genesis) -> ReplicaOptions:
+    config = resources.config
+    return ReplicaOptions(
+        address=config.members[config.node],
+        genesis=resources.data_dir.genesis_frame(),
+        urls=resources.urls,
+        core=CoreOptions(
+            heartbeat_us=config.heartbeat_ms * 1000,
+            election_timeout_us=config.election_timeout_ms * 1000,
+            window_bytes=config.stream_window_bytes,
+            frame_bytes=min(COALESCED_BYTES, genesis.payload_bytes),
+            features=FEATURES,
+        ),
+        max_frame_bytes=genesis.limits["max_frame_bytes"],
+        secrets=resources.secret_file.secrets,
+        insecure=config.insecure,
+        code=resources.code.running,
+        check_invariants=config.check_invariants,
+    )

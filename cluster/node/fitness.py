@@ -2,7 +2,7 @@
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
@@ -10,10 +10,8 @@ from quire.replication import Replica
 from quire.replication.core.fitness import FitnessStatus, Level
 from quire.replication.core.status import Status
 
-from .pending import Waiter
-
-if TYPE_CHECKING:
-    from .node import Node
+from .components import NodeView
+from .writing import Waiter
 
 journal = structlog.get_logger(__name__)
 
@@ -48,9 +46,9 @@ def sentences(fitness: FitnessStatus, data_dir: Path) -> list[str]:
     return [_sentence(held, data_dir) for held in levels if held.level not in (Level.FIT, Level.MACHINE_FAILED)]
 
 
-def fitness_alarms(node: "Node") -> list[str]:
+def fitness_alarms(node: NodeView) -> list[str]:
     """Everything that makes a node unfit, ready or not, as `sentences`."""
-    return [] if node.formed is None else sentences(node.formed.replica.status().fitness, node.config.data_dir)
+    return [] if node.formed is None else sentences(node.formed.replica.core.status().fitness, node.config.data_dir)
 
 
 def _sentence(held: FitnessStatus, data_dir: Path) -> str:
@@ -72,19 +70,20 @@ def _document(held: FitnessStatus, data_dir: Path) -> dict[str, Any]:
     }
 
 
-def unready_reasons(node: "Node") -> list[str]:
+def unready_reasons(node: NodeView) -> list[str]:
     """Why this node's unfitness keeps it from serving; empty if it can serve anyway."""
     if node.formed is None:
         return []
     data_dir, reasons = node.config.data_dir, list[str]()
-    status = node.formed.replica.status()
+    status = node.formed.replica.core.status()
     if not status.disk_answers:  # Now: the level is kept for a while after it has answered.
         reasons.append(f"the disk has not answered for an election timeout; {advice(Level.DISK_HANGS, data_dir)}")
-    if node.machine_failure is not None:
-        reasons.append(str(node.machine_failure))
-    elif (behind := _why_behind(status, node.applied_index, data_dir)) is not None:
+    applier = node.formed.applying.applier
+    if applier.failure is not None:
+        reasons.append(str(applier.failure))
+    elif (behind := _why_behind(status, applier.applied_index, data_dir)) is not None:
         reasons.append(behind)
-    if node.leader_id == node.node_id:
+    if node.leadership.leader_id == node.config.node:
         held = (status.fitness, *status.fitness.lower)
         reasons += [_sentence(level, data_dir) for level in held if level.level in STOPS_A_LEADER]
     return reasons
@@ -109,7 +108,7 @@ async def log_levels(replica: Replica[Waiter], data_dir: Path, look_s: float) ->
     """Log each change of the level, once, until cancelled."""
     known = Level.FIT
     while True:
-        fitness = replica.status().fitness
+        fitness = replica.core.status().fitness
         if fitness.level is not known:
             if fitness.level is Level.FIT:
                 journal.info("fit to lead again", was=known.name.lower())

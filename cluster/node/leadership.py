@@ -2,18 +2,21 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import structlog
 
 from quire.log import wall_clock
 from quire.replication import Members, Replica
-from quire.replication.core import NodeRole, actions
+from quire.replication.core import NodeRole, actions, events
+from quire.replication.core.messages import ControlMessage
 from quire.replication.net.hello import PeerInfo
 
 from ..control import Control, ControlTimes
-from ..errors import TransferFailed
-from .pending import Waiter
+from ..errors import ClusterError, NodeStopping, NoLeader, NotLeader, TransferFailed
+from .health import Health
+from .writing import Waiter
 
 HISTORY_LENGTH = 100
 TRANSFER_TIMEOUTS = 4  # A transfer takes at most three election timeouts; the new leader is heard soon after.
@@ -32,10 +35,25 @@ class Change(NamedTuple):
 
 
 class Leadership:
-    """One node's view of leadership. `role` is the last one that the core reported."""
+    """One node's view of leadership. `role` is the last one that the core reported.
 
-    def __init__(self, node_id: str, heartbeat_s: float, election_timeout_s: float) -> None:
+    Implements `RoleEvents` and `PeerEvents` of `quire.replication.ports`.
+    """
+
+    def __init__(
+        self,
+        node_id: str,
+        heartbeat_s: float,
+        election_timeout_s: float,
+        health: Health,
+        linked: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`linked` is called when a link came up."""
         self.node_id = node_id
+        self._health = health
+        self._linked = linked
+        self._lost: Callable[[int, str], None] = lambda *_: None
+        self._is_leaving = False
         self.role = actions.RoleChanged(NodeRole.FORMING, 0, None, False, "")
         self.history: deque[Change] = deque(maxlen=HISTORY_LENGTH)
         self.changes = 0
@@ -50,10 +68,13 @@ class Leadership:
 
     # Life
 
-    def run(self, replica: Replica[Waiter]) -> bool:
-        """Start the control plane if this node is a voter. True: it is the only one and needs no nomination."""
-        self._replica = replica
-        members = replica.status().members
+    def run(self, replica: Replica[Waiter], lost: Callable[[int, str], None]) -> bool:
+        """Start the control plane if this node is a voter. True: it is the only one and needs no nomination.
+
+        `lost` gets commit_index and a reason when this node stops leading.
+        """
+        self._replica, self._lost = replica, lost
+        members = replica.core.status().members
         self._group(replica, members)
         return self._is_alone(members)
 
@@ -71,7 +92,7 @@ class Leadership:
         return self._is_voter(members) and len(members.voters()) == 1
 
     def _is_voter(self, members: Members) -> bool:
-        return self._replica is not None and members.is_voter(self.node_id, self._replica.status().me.disk_id)
+        return self._replica is not None and members.is_voter(self.node_id, self._replica.core.status().me.disk_id)
 
     def _group(self, replica: Replica[Waiter], members: Members) -> None:
         others = [voter.node_id for voter in members.voters() if voter.node_id != self.node_id]
@@ -86,16 +107,21 @@ class Leadership:
         else:
             times = ControlTimes.of_heartbeat(self._heartbeat_s)
             self._control = Control(
-                self.node_id, others, times, replica.send_control, self._nominate, lambda: replica.disk_answers
+                self.node_id,
+                others,
+                times,
+                lambda node_id, data: replica.network.send(node_id, ControlMessage(data)),
+                self._nominate,
+                lambda: replica.core.disk_answers,
             )
-            for node_id in replica.status().links:
+            for node_id in replica.core.status().links:
                 self._control.peer_linked(node_id)
             self._control.start()
 
     async def _end(self, control: Control) -> None:
         await control.stop()
         if self._replica is not None and self._control is None:
-            self._nominate(self._is_alone(self._replica.status().members))
+            self._nominate(self._is_alone(self._replica.core.status().members))
 
     async def stop(self) -> None:
         """Leave the control plane."""
@@ -107,12 +133,46 @@ class Leadership:
     def _nominate(self, nominated: bool) -> None:
         journal.info("nominated" if nominated else "nominated no longer")
         if self._replica is not None:
-            self._replica.nominate(nominated=nominated)
+            self._replica.driver.step(events.Nominated(nominated))
 
     @property
     def nominated(self) -> bool:
         """Whether the control plane nominates this node now."""
         return self._control is not None and self._control.nominated
+
+    # Whether this node may answer
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this node leads and may serve. If this process was frozen, rule 11 is checked first."""
+        if self.role.role is not NodeRole.LEADER or self._health.failure is not None:
+            return False
+        if self._replica is not None:
+            self._replica.tick_if_frozen()
+        return self.role.role is NodeRole.LEADER and self.role.serving
+
+    @property
+    def leader_id(self) -> str | None:
+        """The leader that this node hears, itself included."""
+        return self.role.leader_id
+
+    @property
+    def leading_from(self) -> int | None:
+        """The index of the first record of this node's leadership; None if it does not lead."""
+        leader = None if self._replica is None else self._replica.core.status().leader
+        return None if leader is None else leader.start_index
+
+    def not_leader(self) -> ClusterError | None:
+        """The error if this node may not answer as the leader; None if it may."""
+        if self._is_leaving:
+            return NodeStopping()
+        if self.is_leader:
+            return None
+        return NotLeader(self.leader_id) if self.leader_id not in (None, self.node_id) else NoLeader()
+
+    def leave(self) -> None:
+        """This node stops: from now on it answers nothing as the leader."""
+        self._is_leaving = True
 
     # The control plane's links
 
@@ -120,6 +180,7 @@ class Leadership:
         """Messages to a peer arrive from now on."""
         if self._control is not None:
             self._control.peer_linked(node_id)
+        self._linked()
 
     def peer_unlinked(self, node_id: str) -> None:
         """Messages to a peer are lost from now on."""
@@ -133,19 +194,19 @@ class Leadership:
         """The voters that could lead instead of this node: the linked ones."""
         if self._replica is None:
             return []
-        status = self._replica.status()
+        status = self._replica.core.status()
         return [voter.node_id for voter in status.members.voters() if status.is_linked(voter)]
 
     def control_received(self, peer: PeerInfo, data: bytes) -> None:
         """Pass on a message of a voter's control plane."""
         if self._control is not None and self._replica is not None:
-            if self._replica.status().members.is_voter(peer.node_id, peer.disk_id):
+            if self._replica.core.status().members.is_voter(peer.node_id, peer.disk_id):
                 self._control.receive(peer.node_id, data)
 
     # Events of the core
 
-    def moved(self, role: actions.RoleChanged) -> actions.RoleChanged:
-        """Note a change; return the previous role."""
+    def role_changed(self, role: actions.RoleChanged) -> None:
+        """Record the change; after a lost leadership, uncommitted writes get an unknown outcome."""
         was, self.role = self.role, role
         if was.leader_id != role.leader_id or was.epoch != role.epoch:
             if role.leader_id not in (None, self._led_by):
@@ -156,7 +217,10 @@ class Leadership:
             self._transfer.set_result(str(role.leader_id))
         elif role.role is NodeRole.LEADER and was.role is not NodeRole.LEADER:
             self.transfer_ended("this node was elected again")
-        return was
+        if was.role is NodeRole.LEADER and (role.role is not NodeRole.LEADER or role.epoch != was.epoch):
+            if self._replica is not None:
+                reason = role.reason or f"this node no longer leads epoch {was.epoch}"
+                self._lost(self._replica.core.commit_index, reason)
 
     def transfer_ended(self, reason: str) -> None:
         """A transfer failed; this node keeps leading."""
@@ -178,7 +242,7 @@ class Leadership:
             raise TransferFailed("another is under way" if self._transfer else "the cluster is not formed yet")
         self._transfer = asyncio.get_running_loop().create_future()
         try:
-            self._replica.transfer(target)
+            self._replica.driver.transfer(target)
             async with asyncio.timeout(TRANSFER_TIMEOUTS * self._election_timeout_s):
                 return await self._transfer
         except TimeoutError:

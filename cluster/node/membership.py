@@ -6,13 +6,12 @@ repeat the request.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import assert_never
 
-from quire.log import wall_clock
 from quire.replication import Replica
-from quire.replication.core import Member, Role, Status, changing
+from quire.replication.core import changing
 
 from ..errors import (
     ChangeUnderWay,
@@ -26,53 +25,77 @@ from ..errors import (
     OutcomeUnknown,
     VotersUnheard,
 )
-from .pending import Waiter
-
-if TYPE_CHECKING:
-    from .node import Node
+from .writing import Waiter
 
 MAX_CHANGES = 2
 """The changes of one promotion: one removes the old disk's vote, one adds the new disk's."""
 
 
 class Promotions:
-    """The promotions in progress on this leader. All methods are called on the event loop."""
+    """The promotions in progress on this leader; implements `ChangeEvents` of replication's ports. One event loop."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        replica: Replica[Waiter],
+        not_leader: Callable[[], ClusterError | None],
+        addresses: Mapping[str, str],
+        timeout_ms: int,
+    ) -> None:
+        """`addresses` are those of the configured members, by node id; a promotion takes at most `timeout_ms`."""
+        self._replica = replica
+        self._not_leader = not_leader
+        self._addresses = addresses
+        self._timeout_ms = timeout_ms
         self._asks = count(1)
         self._waiting: dict[int, asyncio.Future[changing.Outcome]] = {}
 
-    async def promote(
-        self, replica: Replica[Waiter], node_id: str, address: str, not_leader: Callable[[], ClusterError | None]
-    ) -> list[int]:
-        """Return the indices of the changes that were made. Raises as `Node.promote`."""
+    async def promote(self, node_id: str) -> list[int]:
+        """Make a configured node a voter with its current disk; return the indices of the membership records.
+
+        A node that is a voter with an older disk loses that disk's vote first; if the promotion is interrupted between
+        the two records, repeat it. Empty: the node is already a voter.
+
+        Raises:
+            LeaderNotServing, ChangeUnderWay, NodeNotConnected, NodeBehind, VotersUnheard, MembersFull, DiskFullError,
+            NotLeader, NoLeader: nothing was changed.
+            OutcomeUnknown: one of two changes was made, this node lost its leadership, or the time was up; repeat the
+            request.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_ms / 1000):
+                return await self._promote(node_id, self._addresses[node_id])
+        except TimeoutError:
+            reason = f"the change was not committed within {self._timeout_ms} ms; repeat the request"
+            raise OutcomeUnknown(reason) from None
+
+    async def _promote(self, node_id: str, address: str) -> list[int]:
         changes: list[int] = []
         for _ in range(MAX_CHANGES):
-            match await self._ask(replica, node_id, address):
+            match await self._ask(node_id, address):
                 case changing.Changed(index):
                     changes.append(index)
-                    if replica.status().members.of_node(node_id) is not None:
+                    if self._replica.core.status().members.of_node(node_id) is not None:
                         break
                 case changing.AlreadyVoter():
                     break
                 case outcome:
-                    error = error_of(outcome, node_id, not_leader)
+                    error = error_of(outcome, node_id, self._not_leader)
                     if not changes:
                         raise error
                     raise OutcomeUnknown(f"the old disk's vote was removed by record {changes[0]}, and then: {error}")
         return changes
 
-    async def _ask(self, replica: Replica[Waiter], node_id: str, address: str) -> changing.Outcome:
+    async def _ask(self, node_id: str, address: str) -> changing.Outcome:
         ask_id = next(self._asks)
         answer: asyncio.Future[changing.Outcome] = asyncio.get_running_loop().create_future()
         self._waiting[ask_id] = answer
         try:
-            replica.promote(ask_id, node_id, address)
+            self._replica.driver.promote(ask_id, node_id, address)
             return await answer
         finally:
             del self._waiting[ask_id]
 
-    def ended(self, ask_id: int, outcome: changing.Outcome) -> None:
+    def change_ended(self, ask_id: int, outcome: changing.Outcome) -> None:
         """One change ended."""
         answer = self._waiting.get(ask_id)
         if answer is not None and not answer.done():
@@ -110,47 +133,3 @@ def error_of(
             return OutcomeUnknown("this node lost its leadership before the change was committed; repeat the request")
         case _:
             assert_never(outcome)
-
-
-def members_document(node: "Node") -> dict[str, Any]:
-    """The document of `GET /admin/members`: the log's members, and the other connected nodes, as this leader sees them.
-
-    Raises:
-        NoLeader, NotLeader, StateUnavailable: this node does not lead.
-    """
-    replica = node.components.replica
-    status = replica.status()
-    if (leader := status.leader) is None:
-        raise NoLeader
-    others = [
-        Member(node_id, disk_id, node.config.members.get(node_id, ""), Role.OBSERVER)
-        for node_id, disk_id in status.links.items()
-        if all((member.node_id, member.disk_id) != (node_id, disk_id) for member in status.members.members)
-    ]
-    clock = wall_clock()
-    rows = [
-        {
-            "node_id": member.node_id,
-            "disk_id": member.disk_id.hex(),
-            "address": member.address,
-            "role": str(member.role),
-            "heard": (member.node_id, member.disk_id) in leader.heard,
-            "lag": _lag(replica, status, member, clock),
-        }
-        for member in sorted((*status.members.members, *others), key=lambda member: (member.node_id, member.role))
-    ]
-    return {
-        "leader": node.node_id,
-        "epoch": node.role.epoch,
-        "members_index": status.members_index,
-        "commit_index": status.commit_index,
-        "members": rows,
-    }
-
-
-def _lag(replica: Replica[Waiter], status: Status, member: Member, clock: int) -> dict[str, Any] | None:
-    """A member's lag, if known. A position is reported under a node id, so it belongs to the connected disk."""
-    if status.is_me(member):
-        return replica.lag(clock)._asdict()
-    position = replica.positions.get(member.node_id)
-    return replica.lag_of(position, clock)._asdict() if position is not None and status.is_linked(member) else None

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -10,12 +10,13 @@ from prometheus_client.registry import Collector
 
 from quire.replication import Durations
 from quire.replication.core import NodeRole
+from quire.replication.core.status import Queues
 from quire.replication.lag import MICROSECONDS
+from quire.sm import StateRoom
 
+from .components import NodeView
+from .status import node_status
 from .turns import Turns
-
-if TYPE_CHECKING:
-    from .node import Node
 
 ROLES = tuple(NodeRole)
 INDICES = ("lowest_index", "highest_index", "durable_index", "commit_index", "applied_index")
@@ -32,7 +33,7 @@ class Gauge(NamedTuple):
 class Metrics:
     """One node's metrics, in a registry of its own; `gauges` are those of the HTTP server."""
 
-    def __init__(self, node: "Node", gauges: Sequence[Gauge], turns: Turns, dropped_lines: Callable[[], int]) -> None:
+    def __init__(self, node: NodeView, gauges: Sequence[Gauge], turns: Turns, dropped_lines: Callable[[], int]) -> None:
         self.answers: Counter[tuple[str, str, int]] = Counter()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_NodeCollector(node, gauges, self.answers, turns, dropped_lines))
@@ -45,7 +46,7 @@ class Metrics:
 class _NodeCollector(Collector):
     def __init__(
         self,
-        node: "Node",
+        node: NodeView,
         gauges: Sequence[Gauge],
         answers: Counter[tuple[str, str, int]],
         turns: Turns,
@@ -72,7 +73,7 @@ class _NodeCollector(Collector):
         yield CounterMetricFamily("quire_journal_dropped", text, value=self._dropped_lines())
         for gauge in self._gauges:
             yield GaugeMetricFamily(gauge.name, gauge.text, value=gauge.value())
-        status = self._node.status()
+        status = node_status(self._node)
         role = GaugeMetricFamily("quire_role", "1 for the node's role, 0 for the others", labels=["role"])
         for name in dict.fromkeys([*ROLES, status["role"]]):
             role.add_metric([name], float(name == status["role"]))
@@ -92,7 +93,7 @@ class _NodeCollector(Collector):
         for name in INDICES:
             if name in status:
                 yield GaugeMetricFamily(f"quire_{name}", f"{name} of the node's log or machine", value=status[name])
-        room = self._node.state_room
+        room = StateRoom(0, 0) if self._node.formed is None else self._node.formed.state_room
         text = "Size of the machine's state as counted towards its limit, in bytes; 0 if it is not counted"
         yield GaugeMetricFamily("quire_state_bytes", text, value=room.size)
         yield GaugeMetricFamily("quire_state_limit_bytes", "Limit of the machine's state, 0 for none", value=room.limit)
@@ -137,9 +138,10 @@ class _NodeCollector(Collector):
         yield _histogram("quire_write_frame_seconds", "From a frame's append until it was applied here", durations)
         if (components := self._node.formed) is None:
             return
-        durations = components.replica.flush_durations
+        durations = components.replica.driver.flush_durations
         yield _histogram("quire_flush_seconds", "From the start of a flush until the node processed its end", durations)
-        queues = components.replica.queues
+        leader = components.replica.core.status().leader
+        queues = Queues(0, 0, 0) if leader is None else leader.queues
         for name, text, value in (
             ("waiting_requests", "Writes waiting for this leader's writer", queues.waiting_requests),
             ("waiting_bytes", "Bytes of the writes waiting for this leader's writer", queues.waiting_bytes),

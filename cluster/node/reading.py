@@ -11,7 +11,6 @@ from quire.replication import Replica
 from quire.sm import Applier, ApplyFailed, Refused
 
 from ..errors import (
-    ClusterError,
     CorruptHere,
     Expired,
     MachineFailed,
@@ -22,7 +21,7 @@ from ..errors import (
     StateUnavailable,
 )
 from .applying import Applying
-from .pending import Waiter
+from .writing import LeaderState, Waiter
 
 T = TypeVar("T")
 
@@ -53,23 +52,23 @@ class StateAnswer(NamedTuple):
 
 
 class Reading:
-    """Reads only records that are committed, and durable on this node."""
+    """Reads only records that are committed, and durable on this node.
 
-    def __init__(
-        self, log: Log, replica: Replica[Waiter], applying: Applying, not_leader: Callable[[], ClusterError | None]
-    ) -> None:
-        """`not_leader` returns the error if this node may not answer as the leader, else None."""
+    Implements `ReadEvents` of `quire.replication.ports`.
+    """
+
+    def __init__(self, log: Log, replica: Replica[Waiter], applying: Applying, leadership: LeaderState) -> None:
         self._log = log
         self._replica = replica
         self._applying = applying
-        self._not_leader = not_leader
+        self._leadership = leadership
         self._barriers: dict[int, asyncio.Future[int | None]] = {}
         self._read_ids = count(1)
 
     @property
     def bounds(self) -> Bounds:
         """The visible range, [lowest_index, highest_index)."""
-        return Bounds(self._log.bounds.lowest_index, min(self._replica.commit_index, self._log.durable_index))
+        return Bounds(self._log.bounds.lowest_index, min(self._replica.core.commit_index, self._log.durable_index))
 
     def read(self, index: int) -> StoredRecord:
         """The record at `index`.
@@ -131,11 +130,11 @@ class Reading:
             NotLeader, NoLeader, StateUnavailable: this node cannot answer, or not now.
             QueryRefused, MachineFailed: the machine refused the request, or failed.
         """
-        if (halted := self._replica.halted) is not None:
+        if (halted := self._replica.core.halted) is not None:
             raise StateUnavailable(f"this node has halted: {halted}")
         if consistency is Consistency.LOCAL:
             self._refuse_older_than(allowed, self._applying.applier.applied_index)
-        elif (error := self._not_leader()) is not None:
+        elif (error := self._leadership.not_leader()) is not None:
             raise error
         try:
             if consistency is Consistency.LINEARIZABLE:
@@ -172,9 +171,11 @@ class Reading:
             ApplyFailed: the machine has stopped applying.
         """
         # Repeat if another node led meanwhile: what that one committed counts, too.
-        while (led_from := self._replica.leading_from) is not None and self._applying.applier.applied_index <= led_from:
+        while (
+            led_from := self._leadership.leading_from
+        ) is not None and self._applying.applier.applied_index <= led_from:
             await self._applying.reached(led_from + 1)
-        if (error := self._not_leader()) is not None:
+        if (error := self._leadership.not_leader()) is not None:
             raise error
 
     async def linearize(self) -> None:
@@ -194,10 +195,10 @@ class Reading:
         """
         if allowed == Staleness():
             return
-        if not self._replica.is_lag_known:
+        if not self._replica.lags.is_known:
             raise StateUnavailable("this node hears no leader, so it does not know how far it lags")
         clock = wall_clock()
-        lag, apply_lag = self._replica.lag(clock), self._replica.most_unapplied(applied_index, clock)
+        lag, apply_lag = self._replica.lags.own(clock), self._replica.lags.most_unapplied(applied_index, clock)
         records, seconds = lag.records + apply_lag.records, max(lag.seconds, apply_lag.seconds)
         counted = f"{lag.records} records are not received, {apply_lag.records} are not applied"
         if allowed.records is not None and records > allowed.records:
@@ -211,15 +212,15 @@ class Reading:
         barrier: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         self._barriers[read_id] = barrier
         try:
-            self._replica.ask_read(read_id)
+            self._replica.driver.ask_read(read_id)
             index = await barrier
         finally:
             self._barriers.pop(read_id, None)
         if index is None:
-            raise self._not_leader() or StateUnavailable("the leadership changed during the read")
+            raise self._leadership.not_leader() or StateUnavailable("the leadership changed during the read")
         return index
 
-    def barrier_passed(self, read_id: int, index: int | None) -> None:
+    def read_ready(self, read_id: int, index: int | None) -> None:
         """A barrier was passed at `index`; with None, this node cannot pass it."""
         barrier = self._barriers.pop(read_id, None)
         if barrier is not None and not barrier.done():

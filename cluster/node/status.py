@@ -1,23 +1,22 @@
-"""`GET /status`: what a node knows about itself, and a leader about the other nodes."""
+"""What a node knows about itself, and a leader about the other nodes: functions of a node's parts."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from quire.log import wall_clock
+from quire.log import Bounds, wall_clock
 from quire.replication import Replica
 from quire.replication.address import may_serve
+from quire.replication.core import Member, Role, Status
 from quire.replication.lag import MICROSECONDS
 from quire.sm import StateRoom
 
 from ..data_dir.genesis import ignored_settings
+from ..errors import NoLeader
 from .awaiting import forming_sentence, no_leader_sentence
+from .components import Components, NodeView
 from .digests import Difference, Digests
 from .fitness import fitness_document, sentences, unready_reasons
-from .pending import Waiter
-
-if TYPE_CHECKING:
-    from .components import Components
-    from .node import Node
+from .writing import Waiter
 
 DOUBT_ADVICE = "restart it, so that it applies the log again; if it still differs, move its data_dir away and rejoin it"
 INSECURE = (
@@ -28,15 +27,15 @@ CLOCK_ALARM_US = 10_000_000
 """A voter whose clock differs from the majority's by more than this raises an alarm. NTP keeps clocks far closer."""
 
 
-def node_status(node: "Node") -> dict[str, Any]:
-    """The document; see `docs/architecture.md` for its fields."""
+def node_status(node: NodeView) -> dict[str, Any]:
+    """The document of `GET /status`; see `docs/architecture.md` for its fields."""
     clock, reasons = wall_clock(), not_ready_reasons(node)
     document: dict[str, Any] = {
-        "node_id": node.node_id,
-        "role": node.role.role,
-        "epoch": node.role.epoch,
-        "leader": node.leader_id,
-        "serving": node.is_leader,
+        "node_id": node.config.node,
+        "role": node.leadership.role.role,
+        "epoch": node.leadership.role.epoch,
+        "leader": node.leadership.leader_id,
+        "serving": node.leadership.is_leader,
         "clock": clock,
         "ready": not reasons,
         "reasons": reasons,
@@ -46,7 +45,8 @@ def node_status(node: "Node") -> dict[str, Any]:
         failures = dict(node.forming.failures) if node.forming else {}
         return document | {"link_failures": failures, "alarms": standing_alarms(node)}
     replica, log, genesis = components.replica, components.log, components.genesis
-    status = replica.status()
+    applying, room = components.applying, components.state_room
+    status = replica.core.status()
     document |= {
         "cluster_id": genesis.cluster_id.hex(),
         "limits": dict(genesis.limits),
@@ -57,20 +57,20 @@ def node_status(node: "Node") -> dict[str, Any]:
             "initial": genesis.initial,
             "code": components.code.running.hex() or None,
             "accepted_code": [code.hex() for code in components.code.accepted],
-            "state_bytes": node.state_room.size,
-            "state_limit_bytes": node.state_room.limit,
+            "state_bytes": room.size,
+            "state_limit_bytes": room.limit,
         },
         "lowest_index": log.bounds.lowest_index,
         "highest_index": log.bounds.highest_index,
         "durable_index": log.durable_index,
-        "commit_index": replica.commit_index,
-        "applied_index": node.applied_index,
-        "digest": node.digest.hex(),
-        "features": sorted(node.features),
+        "commit_index": replica.core.commit_index,
+        "applied_index": applying.applied_index,
+        "digest": applying.digest.hex(),
+        "features": sorted(applying.features),
         "log_bytes": log.size,
         **components.compaction.document(),
-        "lag": replica.lag(clock)._asdict(),
-        "apply_lag": replica.apply_lag(node.applied_index, clock)._asdict(),
+        "lag": replica.lags.own(clock)._asdict(),
+        "apply_lag": replica.lags.own_apply(applying.applied_index, clock)._asdict(),
         "members": [
             {"node_id": member.node_id, "disk_id": member.disk_id.hex(), "address": member.address, "role": member.role}
             for member in status.members.members
@@ -86,7 +86,7 @@ def node_status(node: "Node") -> dict[str, Any]:
             [
                 *standing_alarms(node),
                 *sentences(status.fitness, node.config.data_dir),
-                *room_alarms(node.state_room),
+                *room_alarms(room),
             ],
         ),
     }
@@ -98,57 +98,62 @@ def node_status(node: "Node") -> dict[str, Any]:
     return document
 
 
-def not_ready_reasons(node: "Node") -> list[str]:
+def not_ready_reasons(node: NodeView) -> list[str]:
     """Why this node should get no traffic; empty if it should."""
-    if node.failure is not None:
-        return [f"the node has halted: {node.failure}"]
+    if node.health.failure is not None:
+        return [f"the node has halted: {node.health.failure}"]
     if node.formed is None:
         return [forming_sentence(node.forming.awaited() if node.forming else "")]
     reasons = unready_reasons(node)
     if (doubt := _doubt(node, node.formed)) is not None:
         reasons.append(doubt)
-    if node.leader_id is None:
+    if node.leadership.leader_id is None:
         replica = node.formed.replica
-        reasons.append(no_leader_sentence(replica.status(), replica.network.reports.failures))
-    elif node.leader_id == node.node_id and not node.is_leader:
+        reasons.append(no_leader_sentence(replica.core.status(), replica.network.reports.failures))
+    elif node.leadership.leader_id == node.config.node and not node.leadership.is_leader:
         reasons.append("this leader's first record is not committed yet")
-    elif node.leader_id != node.node_id and not node.formed.replica.is_matched:
+    elif node.leadership.leader_id != node.config.node and not node.formed.replica.core.status().is_matched:
         install = node.formed.compaction.installing.failure
-        unfit = "; also: ".join(sentences(node.formed.replica.status().fitness, node.config.data_dir))
+        unfit = "; also: ".join(sentences(node.formed.replica.core.status().fitness, node.config.data_dir))
         why = "; also: ".join(filter(None, (install, unfit)))
-        reasons.append(f"the stream from {node.leader_id} is not open yet" + (f": {why}" if why else ""))
-    elif not node.formed.replica.status().backlog.is_known:
-        reasons.append(f"what {node.leader_id} has committed is not known, or not received yet")
+        reasons.append(f"the stream from {node.leadership.leader_id} is not open yet" + (f": {why}" if why else ""))
+    elif not node.formed.replica.core.status().backlog.is_known:
+        reasons.append(f"what {node.leadership.leader_id} has committed is not known, or not received yet")
     return reasons
 
 
-def _doubt(node: "Node", components: "Components") -> str | None:
+def visible_bounds(node: NodeView) -> Bounds:
+    """[lowest_index, highest_index) of the records that may be read on this node."""
+    return Bounds(0, 0) if node.formed is None else node.formed.reading.bounds
+
+
+def _doubt(node: NodeView, components: Components) -> str | None:
     """Why this node's state, and not another's, is in doubt; None if it is not."""
     digests = node.digests
     if not digests.differing:
         return None
-    voters = {voter.node_id for voter in components.replica.status().members.voters()}
-    if not digests.is_doubted(node.node_id, node.leader_id, voters):
+    voters = {voter.node_id for voter in components.replica.core.status().members.voters()}
+    if not digests.is_doubted(node.config.node, node.leadership.leader_id, voters):
         return None
     others = ", ".join(sorted(digests.differing))
     return f"its state differs from that of {others}: {DOUBT_ADVICE}"
 
 
-def alarms(components: "Components", digests: Digests, fitness: list[str]) -> list[str]:
+def alarms(components: Components, digests: Digests, fitness: list[str]) -> list[str]:
     """The alarms for an operator: its unfitness (`fitness_alarms`), duplicates of it, a lost or overdue snapshot.
 
     Also nodes whose digest differs from this node's, implausible messages from peers (rules 18 and 19), and, on a
     leader, clocks that are wrong.
     """
     replica = components.replica
-    status = replica.status()
+    status = replica.core.status()
     differing = [difference.alarm(node_id) for node_id, difference in digests.differing.items()]
     own = [alarm for alarm in (*fitness, components.compaction.snapshotting.alarm) if alarm]
     clocks = clock_alarms({} if status.leader is None else status.leader.clock_offsets_us)
     return sorted([*replica.network.reports.alarms.values(), *status.alarms.values(), *differing, *clocks, *own])
 
 
-def standing_alarms(node: "Node") -> list[str]:
+def standing_alarms(node: NodeView) -> list[str]:
     """The alarms that last until the configuration is fixed, or code is changed or accepted; they are also logged."""
     config, components = node.config, node.formed
     address = config.members[config.node]
@@ -163,7 +168,7 @@ def standing_alarms(node: "Node") -> list[str]:
     return [*known, *ignored, *components.code.alarms(components.codes())]
 
 
-def trust_alarms(node: "Node") -> list[str]:
+def trust_alarms(node: NodeView) -> list[str]:
     """The alarms about programs that could pose as a peer."""
     if node.config.insecure:
         return [INSECURE]
@@ -191,17 +196,17 @@ def room_alarms(room: StateRoom) -> list[str]:
 
 def _nodes(replica: Replica[Waiter], digests: Digests, clock: int) -> dict[str, Any]:
     rows: dict[str, Any] = {}
-    leader = replica.status().leader
+    leader = replica.core.status().leader
     held = {} if leader is None else {stream.node_id: stream.held_for for stream in leader.streams}
-    for node_id, position in sorted(replica.positions.items()):
+    for node_id, position in sorted(replica.lags.positions.items()):
         rows[node_id] = {
             "durable_index": position.durable_index,
             "applied_index": position.applied_index,
             "digest": position.digest.hex(),
             "differs": _difference(digests.differing.get(node_id)),
             "heard_at": position.heard_at,
-            "lag": replica.lag_of(position, clock)._asdict(),
-            "apply_lag": replica.apply_lag_of(position, clock)._asdict(),
+            "lag": replica.lags.of(position, clock)._asdict(),
+            "apply_lag": replica.lags.apply_of(position, clock)._asdict(),
             "held_for": held.get(node_id) or None,
         }
     return rows
@@ -212,3 +217,47 @@ def _difference(difference: Difference | None) -> dict[str, Any] | None:
         return None
     index, digest, own_digest = difference
     return {"index": index, "digest": digest.hex(), "leader_digest": own_digest.hex()}
+
+
+def members_document(node: NodeView) -> dict[str, Any]:
+    """The document of `GET /admin/members`: the log's members, and the other connected nodes, as this leader sees them.
+
+    Raises:
+        NoLeader, NotLeader, StateUnavailable: this node does not lead.
+    """
+    replica = node.components.replica
+    status = replica.core.status()
+    if (leader := status.leader) is None:
+        raise NoLeader
+    others = [
+        Member(node_id, disk_id, node.config.members.get(node_id, ""), Role.OBSERVER)
+        for node_id, disk_id in status.links.items()
+        if all((member.node_id, member.disk_id) != (node_id, disk_id) for member in status.members.members)
+    ]
+    clock = wall_clock()
+    rows = [
+        {
+            "node_id": member.node_id,
+            "disk_id": member.disk_id.hex(),
+            "address": member.address,
+            "role": str(member.role),
+            "heard": (member.node_id, member.disk_id) in leader.heard,
+            "lag": _lag(replica, status, member, clock),
+        }
+        for member in sorted((*status.members.members, *others), key=lambda member: (member.node_id, member.role))
+    ]
+    return {
+        "leader": node.config.node,
+        "epoch": node.leadership.role.epoch,
+        "members_index": status.members_index,
+        "commit_index": status.commit_index,
+        "members": rows,
+    }
+
+
+def _lag(replica: Replica[Waiter], status: Status, member: Member, clock: int) -> dict[str, Any] | None:
+    """A member's lag, if known. A position is reported under a node id, so it belongs to the connected disk."""
+    if status.is_me(member):
+        return replica.lags.own(clock)._asdict()
+    position = replica.lags.positions.get(member.node_id)
+    return replica.lags.of(position, clock)._asdict() if position is not None and status.is_linked(member) else None

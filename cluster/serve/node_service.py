@@ -17,6 +17,7 @@ from ..http.admission.streams import STREAMS_LIMIT
 from ..http.app import make_app
 from ..http.forwarding import CONNECTION_LIMIT
 from ..node.node import Node
+from ..node.status import not_ready_reasons
 from ..node.turns import Turns
 from .arguments import STANDALONE, parse_serve
 from .descriptors import OWN_FILES
@@ -65,7 +66,7 @@ class _NodeService:
 
     @property
     def ended(self) -> asyncio.Event:
-        return self._node.ended
+        return self._node.health.ended
 
     async def start(self) -> None:
         try:
@@ -78,12 +79,12 @@ class _NodeService:
 
     @property
     def is_ready(self) -> bool:
-        return not self._node.not_ready_reasons()
+        return not not_ready_reasons(self._node)
 
     async def leave(self) -> None:
-        await self._node.hand_over()
+        await self._node.leadership.hand_over()
 
     async def stop(self, finish_requests: Callable[[], Awaitable[None]]) -> str | None:
         await self._node.stop()  # First: it answers the requests that wait for a commit that will not come.
         await finish_requests()
-        return None if self._node.failure is None else f"the node has halted: {self._node.failure}"
+        return None if self._node.health.failure is None else f"the node has halted: {self._node.health.failure}"

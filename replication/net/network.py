@@ -1,24 +1,20 @@
-"""A replica's links and streams. Arriving messages become events of the core; messages of the core go to sockets.
+"""A replica's links. Arriving messages become events of the core; messages of the core go to sockets.
 
-No protocol state is kept here, only which socket has which number.
+No protocol state is kept here, only which socket belongs to which peer. The streams are in `streams`.
 """
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from aiohttp import ClientSession
 
-from ..core import MAX_MEMBERS, actions, events
+from ..core import MAX_MEMBERS, events
 from ..core.messages import (
-    Ack,
     ControlMessage,
     CoreMessage,
-    CrcMismatch,
     GenesisOffer,
     LagReport,
-    Open,
-    OpenAnswer,
     PeerMessage,
     PositionReport,
     Probe,
@@ -27,10 +23,10 @@ from ..core.messages import (
 from ..ports import Health, Machine, PeerEvents
 from .hello import FOREIGN_CLUSTER, ForeignCluster, PeerInfo, PeerRefused, is_address
 from .links import Link, LinkServer, failure_of
+from .reports import PeerReports
 from .sockets import end_all
-from .streams import FollowerStream, LeaderStream, StreamServer
+from .streams import Streams
 from .trust import Trust
-from .wire import Assembled, Positions, Shipment
 
 GUEST_S = 600.0
 """A peer that is not a member is forgotten when its link has been down for this long."""
@@ -38,32 +34,8 @@ DOUBT_S = 60.0
 """How often to log that a caller claims to be a member without proving the peer secret."""
 
 
-@dataclass(slots=True)
-class StreamProgress:
-    """The stream that this node follows, for status: where it began, what has arrived since."""
-
-    stream_id: int
-    from_index: int = 0
-    received_bytes: int = 0
-
-
-@dataclass(slots=True)
-class PeerReports:
-    """Facts about peers that no rule reads, for status and alarms: about members and dialled peers.
-
-    `failures` has a reason by node id for a link that this node dialled, by `link from ID` for one that it refused.
-    """
-
-    failures: dict[str, str] = field(default_factory=dict)
-    foreign: set[str] = field(default_factory=set)
-    alarms: dict[str, str] = field(default_factory=dict)
-    codes: dict[str, bytes] = field(default_factory=dict)
-    """The fingerprint of each peer's machine, by node id, since it was linked last; see `PeerInfo.code`."""
-    stream: StreamProgress | None = None
-
-
 class Network:
-    """Implements `LinkEvents` and `StreamEvents` for a replica.
+    """A replica's links; implements `LinkEvents`.
 
     Members are dialled at their addresses in the configuration or the log. A guest, a peer that proved a secret but is
     not a member, is dialled at the address that it reports, while there is room, and forgotten some time after
@@ -73,12 +45,8 @@ class Network:
     def __init__(
         self,
         me: PeerInfo,
-        handle: Callable[[events.Event], None],
-        on_report: Callable[[PeerInfo, PositionReport | LagReport], None],
+        on_report: Callable[[str, PositionReport | LagReport], None],
         on_foreign: Callable[[set[str]], None],
-        peers: PeerEvents,
-        machine: Machine,
-        health: Health,
         next_stream_id: Callable[[], int],
         trust: Trust,
         member_address: Callable[[str], str | None],
@@ -87,16 +55,14 @@ class Network:
     ) -> None:
         """`member_address` returns a member's address in the log, None for a node that is not a member there."""
         self._me = me
-        self._handle = handle
+        self._handle: Callable[[events.Event], None]
         self._on_report = on_report
         self._on_foreign = on_foreign
-        self._peers = peers
-        self._machine = machine
-        self._health = health
-        self._next_stream_id = next_stream_id
+        self._peers: PeerEvents
+        self._machine: Machine
+        self._health: Health
         self.trust = trust
         self._member_address = member_address
-        self._max_frame_bytes = max_frame_bytes
         self._election_timeout_s = election_timeout_s
         self._session: ClientSession | None = None
         self._configured: dict[str, str] = {}
@@ -104,29 +70,44 @@ class Network:
         self._links: dict[str, Link] = {}
         self._down_since: dict[str, float] = {}
         self._doubted_at: dict[str, float] = {}
-        self._dialled: dict[int, FollowerStream] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._served: dict[int, LeaderStream] = {}
-        self.link_server = LinkServer(self, trust, election_timeout_s)
-        self.stream_server = StreamServer(self, trust, self.link_server.admit, election_timeout_s=election_timeout_s)
         self.reports = PeerReports()
+        self.link_server = LinkServer(self, trust, election_timeout_s)
+        self.streams = Streams(
+            self.me,
+            on_report,
+            next_stream_id,
+            trust,
+            self.address_of,
+            self.link_server.admit,
+            self.reports,
+            max_frame_bytes,
+            election_timeout_s,
+        )
         self._enforced: frozenset[str] = frozenset()
+
+    def connect(
+        self, handle: Callable[[events.Event], None], peers: PeerEvents, machine: Machine, health: Health
+    ) -> None:
+        """Report to these; `handle` gets what a rule of the core reads."""
+        self._handle, self._peers, self._machine, self._health = handle, peers, machine, health
+        self.streams.connect(handle)
 
     def start(self, session: ClientSession, urls: dict[str, str]) -> None:
         """Dial every peer; `urls` are HOST:PORT by node id."""
         self._session = session
+        self.streams.start(session)
         self._configured = urls
         for node_id, url in urls.items():
             self._dial(node_id, url)
 
     async def close(self) -> None:
         """Hang up everywhere."""
-        for stream in self._dialled.values():
-            self._hang_up(stream)
+        self.streams.hang_up_dialled()
         await end_all(self._ending)
         for link in list(self._links.values()):
             await link.close()
-        await self.stream_server.close()
+        await self.streams.close()
         await self.link_server.close()
 
     def _dial(self, node_id: str, url: str | None) -> None:
@@ -182,12 +163,8 @@ class Network:
         for link in self._links.values():
             if link.peer is not None and not requires <= link.peer.features:
                 link.hang_up()
-        for stream_id, stream in list(self._dialled.items()):
-            if stream.peer is not None and not requires <= stream.peer.features:
-                self._hang_up(stream)
-                self.stream_closed(stream_id, "the leader lacks a feature that this cluster uses")
         self.link_server.hang_up_without(requires)
-        self.stream_server.hang_up_without(requires)
+        self.streams.hang_up_without(requires)
 
     # Sending
 
@@ -197,43 +174,6 @@ class Network:
         if link is not None:
             link.send(message)
 
-    def dial_stream(self, action: actions.DialStream) -> None:
-        """Dial the leader. Without its address, the stream is closed at once."""
-        url = self._urls.get(action.leader_id)
-        if url is None or self._session is None:
-            self._handle(events.StreamClosed(action.stream_id))
-            return
-        self._dialled[action.stream_id] = FollowerStream(
-            self,
-            self._session,
-            action.stream_id,
-            (action.leader_id, url),
-            self.trust.secret,
-            self._max_frame_bytes,
-            self._election_timeout_s,
-        )
-
-    def send_up(self, stream_id: int, message: Open | Ack | CrcMismatch) -> None:
-        """Send to the leader on a stream."""
-        if (stream := self._dialled.get(stream_id)) is not None:
-            stream.send(message)
-
-    def send_down(self, stream_id: int, message: OpenAnswer | Shipment) -> None:
-        """Send to a follower on a stream."""
-        if (stream := self._served.get(stream_id)) is not None:
-            stream.send(message)
-
-    def close_stream(self, stream_id: int) -> None:
-        """Hang up a stream, at either end."""
-        if (stream := self._dialled.pop(stream_id, None)) is not None:
-            self._hang_up(stream)
-        if (served := self._served.pop(stream_id, None)) is not None:
-            served.hang_up()
-
-    def _hang_up(self, stream: FollowerStream) -> None:
-        self._ending.add(task := stream.close())
-        task.add_done_callback(self._ending.discard)
-
     def unformatted(self) -> list[str]:
         """The linked nodes that belong to no cluster yet."""
         return [node for node, link in self._links.items() if link.peer is not None and not link.peer.is_formatted]
@@ -242,10 +182,6 @@ class Network:
         """Send on the link to every node; lost where there is none."""
         for link in self._links.values():
             link.send(message)
-
-    def show_genesis(self, node_id: str, frame: bytes, *, committed: bool) -> None:
-        """Send an unformatted node this cluster's genesis frame."""
-        self.send(node_id, GenesisOffer(frame, committed))
 
     def address_of(self, node_id: str) -> str | None:
         """HOST:PORT at which this node dials a peer; None if it knows none."""
@@ -332,13 +268,13 @@ class Network:
 
     def peer_replaced(self, peer: PeerInfo) -> None:
         """End the streams of a process that was replaced, too."""
-        self.stream_server.hang_up(peer)
+        self.streams.server.hang_up(peer)
 
     def message_received(self, peer: PeerInfo, message: PeerMessage) -> None:
         """Pass on a message: to the core if a rule reads it, else to the replica or the control plane."""
         match message:
             case PositionReport() | LagReport():
-                self._on_report(peer, message)
+                self._on_report(peer.node_id, message)
             case ControlMessage(data):
                 self._peers.control_received(peer, data)
             case GenesisOffer() | Probe() | ProbeEcho():
@@ -346,60 +282,3 @@ class Network:
             case _:
                 core_message: CoreMessage = message
                 self._handle(events.Received(peer.node_id, peer.disk_id, core_message))
-
-    # StreamEvents
-
-    def stream_connected(self, stream_id: int) -> None:
-        """The stream that this node dialled is open."""
-        self.reports.stream = StreamProgress(stream_id)
-        self.reports.failures.pop(f"stream with {self._dialled[stream_id].peer_id}", None)
-        self._handle(events.StreamConnected(stream_id))
-
-    def open_answered(self, stream_id: int, answer: OpenAnswer) -> None:
-        """The leader answered the opening."""
-        if self.reports.stream is not None and self.reports.stream.stream_id == stream_id:
-            self.reports.stream.from_index = answer.index
-        self._handle(events.OpenAnswered(stream_id, answer))
-
-    def frames_arrived(self, stream_id: int, frames: Assembled, positions: Positions, received_bytes: int) -> None:
-        """A shipment arrived."""
-        if self.reports.stream is not None and self.reports.stream.stream_id == stream_id:
-            self.reports.stream.received_bytes += received_bytes
-        self._handle(
-            events.FramesArrived(
-                stream_id, frames.raw, frames.last_epoch, positions.commit_index, positions.durable_index
-            )
-        )
-
-    def stream_opened(self, stream: LeaderStream, opening: Open) -> None:
-        """A follower opened a stream."""
-        stream_id = self._next_stream_id()
-        stream.stream_id = stream_id
-        self._served[stream_id] = stream
-        peer = stream.peer
-        self.reports.failures.pop(f"stream with {peer.node_id}", None)
-        self._handle(events.StreamOpened(stream_id, peer.node_id, peer.disk_id, opening))
-
-    def ack_arrived(self, stream_id: int, ack: Ack) -> None:
-        """A follower acknowledged."""
-        stream = self._served.get(stream_id)
-        if stream is not None:
-            self._on_report(stream.peer, PositionReport(ack.plain_durable_index, ack.applied_index, ack.digest))
-            self._handle(events.AckArrived(stream_id, ack))
-
-    def crc_mismatch_arrived(self, stream_id: int, differs: CrcMismatch) -> None:
-        """A follower's frame differs from this leader's."""
-        if stream_id in self._served:
-            self._handle(events.CrcMismatchArrived(stream_id, differs))
-
-    def shipped(self, stream_id: int, next_index: int, size: int) -> None:
-        """The transport has taken a shipment."""
-        self._handle(events.Shipped(stream_id, next_index, size))
-
-    def stream_closed(self, stream_id: int, reason: str) -> None:
-        """A stream ended."""
-        known = self._dialled.pop(stream_id, None) or self._served.pop(stream_id, None)
-        if known is not None:
-            if self.trust.is_member(known.peer_id) or known.peer_id in self._links:
-                self.reports.failures[f"stream with {known.peer_id}"] = reason
-            self._handle(events.StreamClosed(stream_id))

@@ -20,8 +20,10 @@ from typing import Any, Protocol
 
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMessage, WSMsgType, web
 
-from ..core.messages import Ack, CrcMismatch, Open, OpenAnswer, StreamMessage
+from ..core import actions, events
+from ..core.messages import Ack, CrcMismatch, LagReport, Open, OpenAnswer, PositionReport, StreamMessage
 from .hello import HELLO_TIMEOUT_S, LINK_FAILURES, Admit, HelloServer, PeerInfo, dial
+from .reports import PeerReports, StreamProgress
 from .sockets import ELECTION_TIMEOUT_S, accept, close_socket, end_all, give_up_when_silent, read_in_turns, together
 from .trust import Trust
 from .wire import (
@@ -72,9 +74,8 @@ class Outbox:
             awaited = sending.send(None)
         except (StopIteration, ConnectionError):
             return
-        # All waiters for room share one future of the transport. It now believes that a task is about to await it, and
-        # would refuse the next one that does.
-        awaited._asyncio_future_blocking = False  # noqa: SLF001  # part of the protocol between futures and tasks
+        # Until `carry` awaits it, this future of the transport believes that a task is about to await it, and refuses
+        # another one. Nobody else waits for room meanwhile: frames other than these are control frames, too short.
         self._begun = (sending, awaited)
         self._wake.set()
 
@@ -120,7 +121,7 @@ class Outbox:
 def _resume(sending: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
     """Await what a coroutine that was started by hand waits for, then run it to its end."""
     try:
-        yield from awaited
+        yield awaited
         yield from sending
     finally:
         sending.close()
@@ -385,3 +386,157 @@ class StreamServer:
         self._closed = True
         self._hellos.close()
         await end_all([stream.carrying for stream in self._open if stream.carrying is not None])
+
+
+class Streams:
+    """A replica's streams, by number; implements `StreamEvents`, and the driver's `Streams`."""
+
+    def __init__(
+        self,
+        me: Callable[[], PeerInfo],
+        on_report: Callable[[str, PositionReport | LagReport], None],
+        next_stream_id: Callable[[], int],
+        trust: Trust,
+        address_of: Callable[[str], str | None],
+        admit: Admit,
+        reports: PeerReports,
+        max_frame_bytes: int,
+        election_timeout_s: float,
+    ) -> None:
+        """`address_of` gives HOST:PORT of a node that is dialled, None for any other."""
+        self.me = me
+        self._on_report = on_report
+        self._next_stream_id = next_stream_id
+        self._trust = trust
+        self._address_of = address_of
+        self._reports = reports
+        self._max_frame_bytes = max_frame_bytes
+        self._election_timeout_s = election_timeout_s
+        self._handle: Callable[[events.Event], None]
+        self._session: ClientSession | None = None
+        self._dialled: dict[int, FollowerStream] = {}
+        self._served: dict[int, LeaderStream] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self.server = StreamServer(self, trust, admit, election_timeout_s=election_timeout_s)
+
+    def connect(self, handle: Callable[[events.Event], None]) -> None:
+        """Hand events to this."""
+        self._handle = handle
+
+    def start(self, session: ClientSession) -> None:
+        """Dial with this session from now on."""
+        self._session = session
+
+    def hang_up_dialled(self) -> None:
+        """Begin to hang up the streams that this node dialled."""
+        for stream in self._dialled.values():
+            self._hang_up(stream)
+
+    async def close(self) -> None:
+        """Return when all streams have ended."""
+        await end_all(self._ending)
+        await self.server.close()
+
+    def hang_up_without(self, features: frozenset[str]) -> None:
+        """End the streams of peers that do not offer all of these."""
+        for stream_id, stream in list(self._dialled.items()):
+            if stream.peer is not None and not features <= stream.peer.features:
+                self._hang_up(stream)
+                self.stream_closed(stream_id, "the leader lacks a feature that this cluster uses")
+        self.server.hang_up_without(features)
+
+    # What the driver sends
+
+    def dial_stream(self, action: actions.DialStream) -> None:
+        """Dial the leader. Without its address, the stream is closed at once."""
+        url = self._address_of(action.leader_id)
+        if url is None or self._session is None:
+            self._handle(events.StreamClosed(action.stream_id))
+            return
+        self._dialled[action.stream_id] = FollowerStream(
+            self,
+            self._session,
+            action.stream_id,
+            (action.leader_id, url),
+            self._trust.secret,
+            self._max_frame_bytes,
+            self._election_timeout_s,
+        )
+
+    def send_up(self, stream_id: int, message: Open | Ack | CrcMismatch) -> None:
+        """Send to the leader on a stream."""
+        if (stream := self._dialled.get(stream_id)) is not None:
+            stream.send(message)
+
+    def send_down(self, stream_id: int, message: OpenAnswer | Shipment) -> None:
+        """Send to a follower on a stream."""
+        if (stream := self._served.get(stream_id)) is not None:
+            stream.send(message)
+
+    def close_stream(self, stream_id: int) -> None:
+        """Hang up a stream, at either end."""
+        if (stream := self._dialled.pop(stream_id, None)) is not None:
+            self._hang_up(stream)
+        if (served := self._served.pop(stream_id, None)) is not None:
+            served.hang_up()
+
+    def _hang_up(self, stream: FollowerStream) -> None:
+        self._ending.add(task := stream.close())
+        task.add_done_callback(self._ending.discard)
+
+    # Messages of the sockets
+
+    def stream_connected(self, stream_id: int) -> None:
+        """The stream that this node dialled is open."""
+        self._reports.stream = StreamProgress(stream_id)
+        self._reports.failures.pop(f"stream with {self._dialled[stream_id].peer_id}", None)
+        self._handle(events.StreamConnected(stream_id))
+
+    def open_answered(self, stream_id: int, answer: OpenAnswer) -> None:
+        """The leader answered the opening."""
+        if self._reports.stream is not None and self._reports.stream.stream_id == stream_id:
+            self._reports.stream.from_index = answer.index
+        self._handle(events.OpenAnswered(stream_id, answer))
+
+    def frames_arrived(self, stream_id: int, frames: Assembled, positions: Positions, received_bytes: int) -> None:
+        """A shipment arrived."""
+        if self._reports.stream is not None and self._reports.stream.stream_id == stream_id:
+            self._reports.stream.received_bytes += received_bytes
+        self._handle(
+            events.FramesArrived(
+                stream_id, frames.raw, frames.last_epoch, positions.commit_index, positions.durable_index
+            )
+        )
+
+    def stream_opened(self, stream: LeaderStream, opening: Open) -> None:
+        """A follower opened a stream."""
+        stream_id = self._next_stream_id()
+        stream.stream_id = stream_id
+        self._served[stream_id] = stream
+        peer = stream.peer
+        self._reports.failures.pop(f"stream with {peer.node_id}", None)
+        self._handle(events.StreamOpened(stream_id, peer.node_id, peer.disk_id, opening))
+
+    def ack_arrived(self, stream_id: int, ack: Ack) -> None:
+        """A follower acknowledged."""
+        stream = self._served.get(stream_id)
+        if stream is not None:
+            self._on_report(stream.peer_id, PositionReport(ack.plain_durable_index, ack.applied_index, ack.digest))
+            self._handle(events.AckArrived(stream_id, ack))
+
+    def crc_mismatch_arrived(self, stream_id: int, differs: CrcMismatch) -> None:
+        """A follower's frame differs from this leader's."""
+        if stream_id in self._served:
+            self._handle(events.CrcMismatchArrived(stream_id, differs))
+
+    def shipped(self, stream_id: int, next_index: int, size: int) -> None:
+        """The transport has taken a shipment."""
+        self._handle(events.Shipped(stream_id, next_index, size))
+
+    def stream_closed(self, stream_id: int, reason: str) -> None:
+        """A stream ended."""
+        known = self._dialled.pop(stream_id, None) or self._served.pop(stream_id, None)
+        if known is not None:
+            if self._trust.is_member(known.peer_id) or self._address_of(known.peer_id) is not None:
+                self._reports.failures[f"stream with {known.peer_id}"] = reason
+            self._handle(events.StreamClosed(stream_id))

@@ -4,7 +4,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from quire.cluster.node.pending import Waiter
+from quire.cluster.node.writing import Waiter
 from quire.replication import Replica
 from quire.replication.core.fitness import Fitness
 from tests.cluster.running import RunningCluster

@@ -15,6 +15,7 @@ from quire.cluster.config.serve import ServeConfig
 from quire.cluster.http.admission.connections import ConnectionLimit
 from quire.cluster.http.app import make_app, serve_app
 from quire.cluster.node.node import Node
+from quire.cluster.node.status import not_ready_reasons
 from quire.cluster.outgoing import sendable
 from quire.replication.address import host_and_port
 from tests.cluster.closing import close_server
@@ -109,7 +110,7 @@ class RunningCluster:
 
     async def lead(self, node_id: str) -> None:
         """Transfer leadership to a node, and wait until all follow it."""
-        leader = next(running.node for running in self.nodes.values() if running.node.is_leader)
+        leader = next(running.node for running in self.nodes.values() if running.node.leadership.is_leader)
         if leader.node_id != node_id:
             await leader.leadership.transfer(node_id)
         await self.ready()
@@ -121,7 +122,7 @@ class RunningCluster:
         and a write that falls into it ends, rightly, as *outcome unknown*.
         """
         async with asyncio.timeout(START_TIMEOUT_S):
-            while any(running.node.not_ready_reasons() for running in self.nodes.values()):
+            while any(not_ready_reasons(running.node) for running in self.nodes.values()):
                 node_id = next(iter(self.nodes))
                 async with self.session.get(f"http://{self.address(node_id)}/healthz") as answer:
                     await answer.read()

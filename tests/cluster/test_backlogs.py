@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from quire.cluster.client import Unavailable, connect
+from quire.cluster.node.status import not_ready_reasons
 from tests.cluster.machines import Gate
 from tests.cluster.running import Reply, RunningCluster, running_cluster
 from tests.cluster.test_slow_machines import GATE, unapplied, until
@@ -55,11 +56,13 @@ async def test_a_restarted_node_is_not_ready_until_what_was_committed_before_is_
 ) -> None:
     async with running_cluster(tmp_path, machine=GATE) as cluster, asyncio.timeout(DEADLINE_S):
         writing = await hanging(cluster)
-        assert not cluster.nodes["n3"].node.not_ready_reasons(), "a node that is a little late is ready"
+        assert not not_ready_reasons(cluster.nodes["n3"].node), "a node that is a little late is ready"
         await cluster.restart("n3")
         node = cluster.nodes["n3"].node
-        await until(lambda: node.components.replica.status().backlog.is_known and node.components.replica.is_lag_known)
-        await until(lambda: node.components.replica.status().fitness.level)
+        await until(
+            lambda: node.components.replica.core.status().backlog.is_known and node.components.replica.lags.is_known
+        )
+        await until(lambda: node.components.replica.core.status().fitness.level)
 
         refused = await cluster.ask("n3", "GET", "/readyz")
         assert (refused.status, refused.problem) == (503, "not-ready")
@@ -93,18 +96,18 @@ async def test_what_is_committed_after_the_first_catch_up_makes_no_node_unready_
     async with running_cluster(tmp_path, machine=GATE) as cluster, asyncio.timeout(DEADLINE_S):
         writing = await hanging(cluster)
         for running in cluster.nodes.values():
-            assert running.node.not_ready_reasons() == []
+            assert not_ready_reasons(running.node) == []
 
         monkeypatch.setattr("quire.replication.core.fitness.levels.APPLY_TIMEOUTS", 0)
         nodes = [running.node for running in cluster.nodes.values()]
-        await until(lambda: all("wait to be applied" in "".join(node.not_ready_reasons()) for node in nodes))
+        await until(lambda: all("wait to be applied" in "".join(not_ready_reasons(node)) for node in nodes))
         monkeypatch.undo()
         gate.opened.set()
         assert (await writing).status == 200
         for running in cluster.nodes.values():
             state = running.node.components.replica.core.state
             state.installed(state.commit_index)
-        reasons = cluster.nodes["n3"].node.not_ready_reasons()
+        reasons = not_ready_reasons(cluster.nodes["n3"].node)
         assert "what n1 has committed is not known, or not received yet" in reasons
 
 

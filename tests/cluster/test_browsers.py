@@ -418,7 +418,7 @@ async def test_a_page_that_asks_for_transfers_again_and_again_moves_no_leader_an
             await call.pass_on()
 
         hop.dies = seen
-        epoch = cluster.nodes["n1"].node.role.epoch
+        epoch = cluster.nodes["n1"].node.leadership.role.epoch
         for node_id in ("n1", "n2", "n3") * 10:
             reply = await cluster.ask(node_id, "POST", "/admin/transfer", headers={"Origin": "http://stranger.example"})
             assert reply.problem == "origin-refused"
@@ -428,8 +428,8 @@ async def test_a_page_that_asks_for_transfers_again_and_again_moves_no_leader_an
             asked = await cluster.ask("n2", "GET", "/cluster")
 
         assert (opened.status, asked.document["nodes"]["n1"]["failure"]) == (200, None)
-        assert {running.node.leader_id for running in cluster.nodes.values()} == {"n1"}
-        assert {running.node.role.epoch for running in cluster.nodes.values()} == {epoch}
+        assert {running.node.leadership.leader_id for running in cluster.nodes.values()} == {"n1"}
+        assert {running.node.leadership.role.epoch for running in cluster.nodes.values()} == {epoch}
         assert [head.split()[1].partition(b"?")[0] for head in heads] == [b"/sessions", b"/commands/stream", b"/status"]
         assert hop.address != cluster.address("n1")
         assert all(b"\r\nHost: %s\r\n" % cluster.address("n1").encode() in head for head in heads)

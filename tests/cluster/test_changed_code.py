@@ -11,6 +11,7 @@ import pytest
 from quire.cluster.data_dir.code import CODE_FILE, short
 from quire.cluster.errors import DiskFullError
 from quire.cluster.node.code import MachineCode
+from quire.cluster.node.status import node_status
 from quire.sm import fingerprint_of, load_machine
 from tests.cluster.running import RunningCluster, running_cluster, started
 from tests.data_dir.voters import formatted, opened
@@ -69,7 +70,7 @@ def deploy(tmp_path: Path) -> Iterator[Deploy]:
 
 def alarms(cluster: RunningCluster, node_id: str) -> list[str]:
     """A node's alarms. They may tell of a clock or a digest, too."""
-    told: list[str] = cluster.nodes[node_id].node.status()["alarms"]
+    told: list[str] = node_status(cluster.nodes[node_id].node)["alarms"]
     return [alarm for alarm in told if " code " in alarm]
 
 
@@ -182,7 +183,7 @@ async def test_a_directory_from_before_the_file_starts_without_an_alarm(tmp_path
         cluster.nodes["n1"] = await started(config)
 
         await told(cluster, n1=[])
-        machine = cluster.nodes["n1"].node.status()["machine"]
+        machine = node_status(cluster.nodes["n1"].node)["machine"]
         assert [short(bytes.fromhex(code)) for code in machine["accepted_code"]] == [new]
 
 

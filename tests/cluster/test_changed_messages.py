@@ -97,15 +97,19 @@ async def goes_on(world: World) -> None:
     await world.member_returns()
     cluster = world.cluster
     await cluster.ready()
-    leader = next(node_id for node_id, running in cluster.nodes.items() if running.node.is_leader)
+    leader = next(node_id for node_id, running in cluster.nodes.items() if running.node.leadership.is_leader)
     await cluster.commands(leader, ["add", 1])
-    [index] = {running.node.applied_index for running in cluster.nodes.values() if running.node.is_leader}
+    [index] = {
+        running.node.components.applying.applied_index
+        for running in cluster.nodes.values()
+        if running.node.leadership.is_leader
+    }
     for running in cluster.nodes.values():
         await running.node.components.applying.reached(index)
     async with asyncio.timeout(DEADLINE_S):  # What the stranger reported of the member is forgotten with a true report.
         while any(running.node.digests.differing for running in cluster.nodes.values()):
             await cluster.ready()
-    assert len({running.node.digest for running in cluster.nodes.values()}) == 1
+    assert len({running.node.components.applying.digest for running in cluster.nodes.values()}) == 1
 
 
 def only_rules(trial: Trial) -> None:

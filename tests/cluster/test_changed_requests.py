@@ -52,9 +52,9 @@ async def test_a_request_with_one_thing_changed_is_never_answered_500(
                 statuses += await ask_all(partial(asked, cluster, node_id), NODE, keep)
                 if statuses.total() > REQUESTS // 2 and node_id == "n2":  # n1 was the warm-up.
                     assert resident() - before < GROWTH_BYTES
-            assert all(running.node.failure is None for running in cluster.nodes.values())
+            assert all(running.node.health.failure is None for running in cluster.nodes.values())
             await cluster.ready()
-            leader = next(node_id for node_id, running in cluster.nodes.items() if running.node.is_leader)
+            leader = next(node_id for node_id, running in cluster.nodes.items() if running.node.leadership.is_leader)
             await cluster.commands(leader, ["add", 1])
 
     assert {200, 400} <= statuses.keys()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from quire.cluster.http.routes.cluster import ASKED_AT_ONCE, STATUS_LIMIT_BYTES
+from quire.cluster.http.members import ASKED_AT_ONCE, STATUS_LIMIT_BYTES
 from quire.log import unpack
 from tests.cluster.running import RunningCluster, running_cluster
 from tests.cluster.scripted import document, foreign, scripted, silent

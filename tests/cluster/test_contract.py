@@ -56,7 +56,7 @@ async def asked(cluster: RunningCluster, at: str, ask: Ask, gives: frozenset[str
     """The status and problem of an answer; its form is checked, too."""
     reply = await cluster.ask(at, ask.method, ask.path, ask.body, ask.content_type, ask.headers)
     assert reply.headers["Quire-Request-Id"]
-    leader = cluster.nodes[at].node.leader_id
+    leader = cluster.nodes[at].node.leadership.leader_id
     assert reply.headers.get("Quire-Leader", "").partition("=")[0] == (leader or "")
     if reply.status == 200:
         assert not gives or set(reply.document) == gives

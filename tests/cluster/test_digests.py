@@ -13,6 +13,7 @@ from rich.console import Console
 
 from quire.cluster.cli.status import Rows, all_nodes, node_table
 from quire.cluster.node.digests import REMEMBERED_FRAMES, Difference, Digests
+from quire.cluster.node.status import not_ready_reasons
 from quire.sm import Applier
 from tests.cluster.running import RunningCluster, running_cluster
 
@@ -150,7 +151,7 @@ async def test_the_digest_of_an_installed_state_takes_the_place_of_all_that_a_no
     async with running_cluster(tmp_path, 1) as cluster:
         node = cluster.nodes["n1"].node
         await cluster.commands("n1", ["add", 1])
-        before, own = node.applied_index, node.digest
+        before, own = node.components.applying.applied_index, node.components.applying.digest
         await cluster.commands("n1", ["add", 1])
         replaced = node.components.applying.applier
         boundary = replaced.boundary._replace(digest=A)
@@ -192,7 +193,7 @@ async def unready(cluster: RunningCluster, *node_ids: str) -> None:
     """Wait until just these nodes are not ready, and say that their states differ."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
-            reasons = {node_id: running.node.not_ready_reasons() for node_id, running in cluster.nodes.items()}
+            reasons = {node_id: not_ready_reasons(running.node) for node_id, running in cluster.nodes.items()}
             if [node_id for node_id in reasons if reasons[node_id]] == list(node_ids):
                 break
             await asyncio.sleep(0)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from quire.cluster.node.status import node_status, not_ready_reasons
 from quire.replication.core.fitness import Level
 from tests.cluster.running import RunningCluster, running_cluster
 
@@ -44,11 +45,11 @@ async def written_through(cluster: RunningCluster, node_id: str) -> None:
 
 
 def level(cluster: RunningCluster, node_id: str) -> int:
-    return int(cluster.nodes[node_id].node.status()["fitness"]["level"])
+    return int(node_status(cluster.nodes[node_id].node)["fitness"]["level"])
 
 
 def leader_of(cluster: RunningCluster) -> str | None:
-    return next((node_id for node_id, running in cluster.nodes.items() if running.node.is_leader), None)
+    return next((node_id for node_id, running in cluster.nodes.items() if running.node.leadership.is_leader), None)
 
 
 @pytest.mark.soak
@@ -84,7 +85,7 @@ async def test_a_leader_whose_machine_alone_fails_hands_over_and_writes_go_on(
         for _ in range(3):
             await written_through(cluster, "n2")
         await until(cluster, lambda: level(cluster, "n1") == Level.MACHINE_FAILED)
-        assert "MemoryError: says the test" in cluster.nodes["n1"].node.not_ready_reasons()[0]
+        assert "MemoryError: says the test" in not_ready_reasons(cluster.nodes["n1"].node)[0]
 
 
 @pytest.mark.soak
@@ -99,11 +100,17 @@ async def test_a_follower_that_cannot_append_says_so_and_the_leader_goes_on(
                 await written_through(cluster, "n1")
         node = cluster.nodes["n3"].node
         told = f"free space on the volume of {tmp_path / 'n3'}"
-        assert any(told in alarm for alarm in node.status()["alarms"])
+        assert any(told in alarm for alarm in node_status(node)["alarms"])
         assert (await cluster.ask("n3", "GET", "/state?consistency=local")).status == 200
         await written_through(cluster, "n3")
         assert leader_of(cluster) != "n3"
         monkeypatch.undo()
         await until(cluster, lambda: level(cluster, "n3") < Level.NO_ROOM)
         other = cluster.nodes["n1"].node
-        await until(cluster, lambda: (node.applied_index, node.digest) == (other.applied_index, other.digest))
+        await until(
+            cluster,
+            lambda: (
+                (node.components.applying.applied_index, node.components.applying.digest)
+                == (other.applied_index, other.digest)
+            ),
+        )

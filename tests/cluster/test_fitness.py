@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from quire.cluster.cli.status import NodeRow, node_table
 from quire.cluster.node.fitness import ADVICE, fitness_document, log_levels, sentences
+from quire.cluster.node.status import node_status
 from quire.replication.core.fitness import FitnessStatus, Level
 from quire.sm import ApplyFailed
 from quire.sm.errors import FIX_MACHINE
@@ -101,14 +102,14 @@ async def test_three_full_nodes_keep_their_leader_and_each_says_that_it_is_full(
 ) -> None:
     settings: dict[str, Any] = {"segment_bytes": SEGMENT_BYTES, "election_timeout_ms": 2_000, "heartbeat_ms": 100}
     async with running_cluster(tmp_path, 3, **settings) as cluster:
-        epoch = cluster.nodes["n1"].node.role.epoch
+        epoch = cluster.nodes["n1"].node.leadership.role.epoch
         with monkeypatch.context() as full:
             full.setattr(os, "posix_fallocate", _full)
             async with asyncio.timeout(DEADLINE_S):
                 while (await write(cluster, b'["add", 0],' * 999 + b'["add", 0]')).status == 200:
                     pass
                 nodes = [running.node for running in cluster.nodes.values()]
-                while any(node.status()["fitness"]["level"] != Level.NO_ROOM for node in nodes):
+                while any(node_status(node)["fitness"]["level"] != Level.NO_ROOM for node in nodes):
                     await cluster.ask("n2", "GET", "/healthz")
             for node_id in cluster.nodes:
                 ready = await cluster.ask(node_id, "GET", "/readyz")
@@ -120,11 +121,11 @@ async def test_three_full_nodes_keep_their_leader_and_each_says_that_it_is_full(
             for _ in range(5):
                 assert (await write(cluster, b'["add", 0],' * 999 + b'["add", 0]')).status == 503
                 assert (await cluster.ask("n2", "GET", "/state?consistency=leader")).status == 200
-            assert [(node.role.epoch, node.leader_id) for node in nodes] == [(epoch, "n1")] * 3
+            assert [(node.leadership.role.epoch, node.leadership.leader_id) for node in nodes] == [(epoch, "n1")] * 3
         async with asyncio.timeout(DEADLINE_S):
             while (await write(cluster, b'["add", 1]')).status != 200:
                 pass
-            while any(node.status()["fitness"]["level"] for node in nodes):
+            while any(node_status(node)["fitness"]["level"] for node in nodes):
                 await cluster.ask("n2", "GET", "/healthz")
 
 

@@ -12,6 +12,7 @@ from quire.cluster.config.secret_file import write_new_secret
 from quire.cluster.config.serve import MIB, ServeConfig
 from quire.cluster.data_dir.genesis import FIXED_LIMITS, Genesis, ignored_settings, make_genesis, read_genesis
 from quire.cluster.node.node import Node
+from quire.cluster.node.status import node_status
 from quire.log import FEATURES
 from quire.replication import Member, Members, Role
 from tests.cluster.running import free_addresses
@@ -67,12 +68,15 @@ def test_a_limit_that_nobody_gave_or_that_is_the_cluster_s_is_no_alarm() -> None
 
 async def test_a_node_tells_of_what_it_ignores_while_it_is_configured_so(tmp_path: Path) -> None:
     async with running(config_of(tmp_path, session_ttl_s=1000)) as (node, told):
-        assert (node.status()["alarms"], told) == ([], [])
+        assert (node_status(node)["alarms"], told) == ([], [])
     async with running(config_of(tmp_path, session_ttl_s=2000, state_bytes=0)) as (node, told):
-        assert [alarm.split(" of ")[0] for alarm in node.status()["alarms"]] == ["session_ttl_s 2000", "state_bytes 0"]
-        assert told == node.status()["alarms"]
+        assert [alarm.split(" of ")[0] for alarm in node_status(node)["alarms"]] == [
+            "session_ttl_s 2000",
+            "state_bytes 0",
+        ]
+        assert told == node_status(node)["alarms"]
     async with running(config_of(tmp_path)) as (node, told):
-        assert (node.status()["alarms"], told) == ([], [])
+        assert (node_status(node)["alarms"], told) == ([], [])
 
 
 @pytest.mark.parametrize("nodes", [1, 2], ids=["formed", "not formed"])
@@ -80,7 +84,7 @@ async def test_a_node_that_listens_where_nobody_looks_for_it_tells_both_addresse
     listen, *addresses = free_addresses(1 + nodes)
     members = {f"n{number}": address for number, address in enumerate(addresses, 1)}
     async with running(config_of(tmp_path, listen=listen, members=members), forms=nodes == 1) as (node, told):
-        [alarm] = node.status()["alarms"]
+        [alarm] = node_status(node)["alarms"]
         assert f"listens on {listen}, but others dial it at {members['n1']}" in alarm
         assert told == [alarm]
 
@@ -92,4 +96,4 @@ async def test_a_node_that_listens_on_every_address_has_no_alarm(tmp_path: Path)
     write_new_secret(secret)
     settings = {"listen": f"0.0.0.0:{port}", "members": {"n1": address}, "peer_secret_file": secret}
     async with running(config_of(tmp_path / "n1", **settings)) as (node, told):
-        assert (node.status()["alarms"], told) == ([], [])
+        assert (node_status(node)["alarms"], told) == ([], [])

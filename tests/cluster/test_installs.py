@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 
 from quire.cluster.compaction.installing import Installing, StoreSource, check_usable
 from quire.cluster.node.applying import Applying
+from quire.cluster.node.status import node_status, not_ready_reasons, visible_bounds
 from quire.log import FEATURES, Tail
 from quire.log.simulated import Disk
 from quire.replication.net.hello import dial
@@ -62,21 +63,24 @@ async def until(cluster: RunningCluster, holds: Callable[[], bool]) -> None:
 async def gone_on(cluster: RunningCluster) -> int:
     """Segments written, snapshots taken, everything expired that may: the leader's lowest index."""
     node = cluster.nodes["n1"].node
-    before = node.visible_bounds.lowest_index
+    before = visible_bounds(node).lowest_index
     async with asyncio.timeout(DEADLINE_S):
-        while node.visible_bounds.lowest_index <= before:
+        while visible_bounds(node).lowest_index <= before:
             for _ in range(3):
                 await cluster.commands("n1", *["x" * 10_000] * 8)
             for node_id in cluster.nodes:
                 assert (await cluster.ask(node_id, "POST", "/admin/snapshot")).status == 200
                 await cluster.ask(node_id, "POST", "/admin/expire")
-    return node.visible_bounds.lowest_index
+    return visible_bounds(node).lowest_index
 
 
 def caught_up(cluster: RunningCluster, node_id: str) -> Callable[[], bool]:
     def holds() -> bool:
         node, leader = cluster.nodes[node_id].node, cluster.nodes["n1"].node
-        return (node.applied_index, node.digest) == (leader.applied_index, leader.digest)
+        return (node.components.applying.applied_index, node.components.applying.digest) == (
+            leader.applied_index,
+            leader.digest,
+        )
 
     return holds
 
@@ -104,8 +108,8 @@ async def test_a_node_that_missed_expiries_gets_a_snapshot_and_follows_on(
         await until(cluster, caught_up(cluster, "n3"))
         node = cluster.nodes["n3"].node
         await until(cluster, lambda: len(node.components.compaction.store.indices) == 1)
-        status = node.status()
-        assert node.visible_bounds.lowest_index >= lowest
+        status = node_status(node)
+        assert visible_bounds(node).lowest_index >= lowest
         assert [kept["index"] for kept in status["snapshots"]["kept"]] == [status["lowest_index"]]
         assert status["install"]["failure"] == ""
         gc.collect()
@@ -128,10 +132,10 @@ async def test_a_node_whose_disk_was_wiped_gets_a_snapshot_and_follows_as_an_obs
         shutil.rmtree(tmp_path / "n3")
         cluster.nodes["n3"] = await started(config)
         writing = asyncio.create_task(gone_on(cluster_without(cluster, "n3")))
-        await until(cluster, lambda: cluster.nodes["n3"].node.applied_index > 1)
+        await until(cluster, lambda: cluster.nodes["n3"].node.components.applying.applied_index > 1)
         await writing
         await until(cluster, caught_up(cluster, "n3"))
-        assert cluster.nodes["n3"].node.role.role == "observer"
+        assert cluster.nodes["n3"].node.leadership.role.role == "observer"
 
 
 @pytest.mark.asyncio
@@ -151,12 +155,14 @@ async def test_a_snapshot_that_was_offered_is_kept_with_the_log_after_it_before_
             await cluster.ask("n1", "POST", "/admin/snapshot")
             await cluster.ask("n1", "POST", "/admin/expire")
         node = cluster.nodes["n1"].node
-        kept = [kept["index"] for kept in node.status()["snapshots"]["kept"]]
+        kept = [kept["index"] for kept in node_status(node)["snapshots"]["kept"]]
         assert kept[0] == offered[-1]
         assert len(kept) == 3
         # And so is the log after it, by which the follower goes on from there.
-        assert ("install", offered[-1]) in {(hold["what"], hold["index"]) for hold in node.status()["expiry"]["holds"]}
-        assert node.visible_bounds.lowest_index <= offered[-1]
+        assert ("install", offered[-1]) in {
+            (hold["what"], hold["index"]) for hold in node_status(node)["expiry"]["holds"]
+        }
+        assert visible_bounds(node).lowest_index <= offered[-1]
 
 
 @pytest.mark.asyncio
@@ -194,7 +200,7 @@ async def test_who_waits_for_more_to_read_looks_again_when_a_snapshot_was_instal
         waiting = asyncio.create_task(node.visibility.next_growth(DEADLINE_S / 10))
         await asyncio.sleep(0)
 
-        node.snapshot_installed(node.applied_index)
+        node.snapshot_installed(node.components.applying.applied_index)
 
         assert await waiting
 
@@ -243,14 +249,14 @@ async def test_a_chunk_that_is_damaged_at_the_leader_is_not_sent_and_its_other_s
         config = cluster.nodes["n3"].config
         await cluster.stop("n3")
         await gone_on(cluster)
-        kept = [kept["index"] for kept in cluster.nodes["n1"].node.status()["snapshots"]["kept"]]
+        kept = [kept["index"] for kept in node_status(cluster.nodes["n1"].node)["snapshots"]["kept"]]
         chunk = tmp_path / "n1" / "snapshots" / snapshot_name(kept[-1]) / "00000000.chunk"
         chunk.write_bytes(b"\xff" + chunk.read_bytes()[1:])
         cluster.nodes["n3"] = await started(config)
         await until(cluster, caught_up(cluster, "n3"))
-        status = cluster.nodes["n1"].node.status()
+        status = node_status(cluster.nodes["n1"].node)
         assert "fails its crc32c" in status["snapshots"]["damaged"][0]
-        assert cluster.nodes["n3"].node.status()["lowest_index"] == kept[0]
+        assert node_status(cluster.nodes["n3"].node)["lowest_index"] == kept[0]
 
 
 @pytest.mark.asyncio
@@ -276,7 +282,7 @@ async def test_a_chunk_that_changes_on_its_way_is_refused_and_fetched_again(
         await until(cluster, caught_up(cluster, "n3"))
         assert given[0] in given[1:]
         # Neither the failure nor the fetch is told of any more.
-        assert cluster.nodes["n3"].node.status()["install"] == {
+        assert node_status(cluster.nodes["n3"].node)["install"] == {
             "index": None,
             "chunks": 0,
             "fetched_chunks": 0,
@@ -293,17 +299,17 @@ async def test_a_follower_that_lags_is_kept_its_log_up_to_its_bytes(tmp_path: Pa
         await cluster.commands("n1", "first")
         await until(cluster, caught_up(cluster, "n3"))
         await cluster.stop("n3")
-        stood_at = cluster.nodes["n1"].node.applied_index
+        stood_at = cluster.nodes["n1"].node.components.applying.applied_index
         for _ in range(6):
             await cluster.commands("n1", *["x" * 10_000] * 8)
             await cluster.ask("n1", "POST", "/admin/snapshot")
             await cluster.ask("n1", "POST", "/admin/expire")
         node = cluster.nodes["n1"].node
-        assert node.visible_bounds.lowest_index <= stood_at
-        assert any("n3 has what is below" in hold["why"] for hold in node.status()["expiry"]["holds"])
+        assert visible_bounds(node).lowest_index <= stood_at
+        assert any("n3 has what is below" in hold["why"] for hold in node_status(node)["expiry"]["holds"])
         cluster.nodes["n3"] = await started(config)
         await until(cluster, caught_up(cluster, "n3"))
-        assert cluster.nodes["n3"].node.status()["snapshots"]["kept"] == []
+        assert node_status(cluster.nodes["n3"].node)["snapshots"]["kept"] == []
 
 
 @pytest.mark.full
@@ -331,7 +337,7 @@ async def test_what_cannot_be_read_is_told_and_asked_for_again(
                 await until(cluster, lambda: bool(attempts) and node.components.compaction.installing.failure != "")
             failure = node.components.compaction.installing.failure
             assert "says the test" in failure
-            assert any(failure in reason for reason in node.not_ready_reasons())
+            assert any(failure in reason for reason in not_ready_reasons(node))
             assert len([line for line in journal if line["event"] == "no snapshot was fetched"]) == 1
         await until(cluster, caught_up(cluster, "n3"))
         assert [name for name in os.listdir(tmp_path / "n3" / "snapshots") if name.endswith(".part")] == []

@@ -29,10 +29,10 @@ async def test_a_node_halts_at_the_step_that_breaks_a_rule_and_names_the_rule(
 
         # What the client is answered does not matter here: the node ends.
         await cluster.ask("n1", "POST", "/commands", '{"commands": [["add", 1]]}', "application/json")
-        await asyncio.wait_for(node.ended.wait(), DEADLINE_S)
+        await asyncio.wait_for(node.health.ended.wait(), DEADLINE_S)
 
-        assert node.failure is not None
-        assert "InvariantBroken('rule 7: only what is committed and durable is applied" in node.failure
+        assert node.health.failure is not None
+        assert "InvariantBroken('rule 7: only what is committed and durable is applied" in node.health.failure
         ready = await cluster.ask("n1", "GET", "/readyz")
         assert ready.status == 503
         monkeypatch.undo()
@@ -42,12 +42,12 @@ async def test_without_the_setting_a_node_checks_nothing(tmp_path: Path, monkeyp
     async with running_cluster(tmp_path, 1, check_invariants=False) as cluster:
         node = cluster.nodes["n1"].node
         plant(monkeypatch)
-        applied = node.applied_index
+        applied = node.components.applying.applied_index
 
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await cluster.ask("n1", "POST", "/commands", '{"commands": [["add", 1]]}', "application/json")
 
-        assert node.failure is None
-        assert node.components.replica.commit_index > applied
+        assert node.health.failure is None
+        assert node.components.replica.core.commit_index > applied
         monkeypatch.undo()

@@ -13,10 +13,11 @@ import pytest_asyncio
 from quire.cluster.config.serve import FRAME_OVERHEAD_BYTES
 from quire.cluster.errors import LimitExceeded
 from quire.cluster.http.admission.addresses import LEAST_SHARE
+from quire.cluster.http.admission.admission import ADMISSION
 from quire.cluster.http.admission.connections import ConnectionLimit
-from quire.cluster.http.api import ADMISSION
 from quire.cluster.http.routes.sessions import BODY_BYTES, NAME_CHARACTERS
-from quire.cluster.node.pending import FutureWaiter
+from quire.cluster.node.status import visible_bounds
+from quire.cluster.node.writing import FutureWaiter
 from quire.log import Kind, encode_blob
 from quire.replication import Write
 from quire.replication.address import host_and_port
@@ -82,7 +83,7 @@ async def test_a_request_may_have_as_many_commands_or_records_as_the_limit_and_n
     small_cluster: RunningCluster, at: str
 ) -> None:
     limit = small_cluster.nodes[at].config.max_commands
-    before = small_cluster.nodes["n1"].node.visible_bounds.highest_index
+    before = visible_bounds(small_cluster.nodes["n1"].node).highest_index
     for path, line in (("/records", b"1\n"), ("/commands", b"1\n")):
         fits = await small_cluster.ask(at, "POST", path, line * limit, NDJSON)
         more = await small_cluster.ask(at, "POST", path, line * (limit + 1), NDJSON)
@@ -111,10 +112,12 @@ async def test_a_write_may_be_as_long_as_a_frame_s_payload_and_no_longer(small_c
     limit = node.formed.genesis.payload_bytes
     head = len(encode_blob(b"")) + RUN_BYTES
 
-    written = await node.write(Write(encode_blob(bytes(limit - head)), 1, Kind.BLOB, owner=FutureWaiter(applied=True)))
+    written = await node.components.writing.write(
+        Write(encode_blob(bytes(limit - head)), 1, Kind.BLOB, owner=FutureWaiter(applied=True))
+    )
     too_long = Write(encode_blob(bytes(limit - head + 1)), 1, Kind.BLOB, owner=FutureWaiter(applied=True))
     with pytest.raises(LimitExceeded) as longer:
-        await node.write(too_long)
+        await node.components.writing.write(too_long)
 
     assert written.count == 1
     assert (longer.value.size, longer.value.limit) == (limit + 1, limit)

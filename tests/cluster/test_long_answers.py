@@ -11,7 +11,7 @@ import pytest_asyncio
 from quire.cluster.client import CommandRefused, ResultsCut, connect
 from quire.cluster.http.partial_answer import results_within
 from quire.cluster.http.sizes import VALUES_LIMIT, size_up_to
-from quire.cluster.node.pending import WriteReply
+from quire.cluster.node.writing import WriteReply
 from quire.log import pack, unpack
 from tests.cluster.running import RunningCluster, running_cluster
 

@@ -15,7 +15,8 @@ from quire.cluster.data_dir.genesis import Genesis
 from quire.cluster.errors import OutcomeUnknown, StateUnavailable
 from quire.cluster.node.components import NodeResources
 from quire.cluster.node.node import Node
-from quire.cluster.node.pending import FutureWaiter
+from quire.cluster.node.status import node_status, not_ready_reasons
+from quire.cluster.node.writing import FutureWaiter
 from quire.log import pack
 from quire.replication import Write
 from quire.replication.core.fitness import Level
@@ -33,7 +34,7 @@ DEADLINE_S = 20.0
 def proposed(node: Node, *commands: Any, applied: bool = True) -> FutureWaiter:
     """A write that is on its way."""
     waiter = FutureWaiter(applied=applied)
-    node.propose(Write(pack(list(commands)), len(commands), owner=waiter))
+    node.components.writing.propose(Write(pack(list(commands)), len(commands), owner=waiter))
     return waiter
 
 
@@ -64,7 +65,9 @@ async def test_a_write_that_is_appended_only_after_the_machine_failed_is_answere
     async with running_cluster(tmp_path, 1, machine=MOODY) as cluster, asyncio.timeout(DEADLINE_S):
         node = cluster.nodes["n1"].node
         assert node.formed is not None
-        failure = ApplyFailed(index=node.applied_index, text="apply raised MemoryError", do="restart it")
+        failure = ApplyFailed(
+            index=node.components.applying.applied_index, text="apply raised MemoryError", do="restart it"
+        )
         waiters = [proposed(node, "well", applied=applied) for applied in (True, False)]
         node.formed.applying.applier.failure = failure  # In one turn of the loop: none was appended yet.
         node.apply_failed(failure)
@@ -88,13 +91,13 @@ async def test_without_memory_beside_the_machine_the_node_halts_and_every_caller
         with monkeypatch.context() as lacking:
             lacking.setattr("quire.sm.applier.decode_values", no_memory)
             write = proposed(node, "well")
-            read = asyncio.ensure_future(node.formed.applying.reached(node.applied_index + 1))
+            read = asyncio.ensure_future(node.formed.applying.reached(node.components.applying.applied_index + 1))
             with pytest.raises(OutcomeUnknown, match="MemoryError"):
                 await write.reply
             with pytest.raises(Exception, match="interrupted"):
                 await read
-        assert node.failure is not None
-        assert "MemoryError('says the test')" in node.failure
+        assert node.health.failure is not None
+        assert "MemoryError('says the test')" in node.health.failure
         await cluster.restart("n1")
         await cluster.ready()
         assert (await cluster.ask("n1", "GET", "/state")).document["state"] == "well"
@@ -108,12 +111,12 @@ async def test_the_same_sentence_is_said_once_in_status_in_the_table_in_readyz_a
     with capture_logs() as journal:
         async with running_cluster(tmp_path, 1, **settings) as cluster, asyncio.timeout(DEADLINE_S):
             node = cluster.nodes["n1"].node
-            index = node.applied_index
+            index = node.components.applying.applied_index
             answers = await asyncio.gather(*(post(cluster, "apply fails") for _ in range(3)))
-            while node.status()["fitness"]["level"] != Level.MACHINE_FAILED:
+            while node_status(node)["fitness"]["level"] != Level.MACHINE_FAILED:
                 await post(cluster, "well")  # Refused, as nothing can be answered any more.
 
-            sentence = str(node.machine_failure)
+            sentence = str(node.components.applying.applier.failure)
             line = line_of(machines, "raise KeyError(command)", "def apply")
             assert sentence == (
                 f"applying stopped at index {index}: apply of 'apply fails' raised KeyError: 'apply fails' at "
@@ -156,13 +159,13 @@ def line_of(module: Any, text: str, after: str) -> int:
 async def test_a_machine_that_fails_in_the_replay_of_a_start_is_told_in_the_same_words(tmp_path: Path) -> None:
     async with running_cluster(tmp_path, 1, machine=MOODY) as cluster, asyncio.timeout(DEADLINE_S):
         await post(cluster, "apply fails")
-        before = str(cluster.nodes["n1"].node.machine_failure)
+        before = str(cluster.nodes["n1"].node.components.applying.applier.failure)
         with capture_logs() as journal:
             await cluster.restart("n1")
             node = cluster.nodes["n1"].node
-            while node.machine_failure is None:
+            while node.components.applying.applier.failure is None:
                 await cluster.ask("n1", "GET", "/healthz")
-        assert node.not_ready_reasons()[0] == before
+        assert not_ready_reasons(node)[0] == before
         assert [line["reason"] for line in journal if line["event"] == "the machine has failed"] == [before]
 
 
@@ -184,11 +187,11 @@ async def test_a_snapshot_that_this_version_cannot_continue_from_is_told_in_the_
             later.setattr(NodeResources, "restored", restored_from_it)
             await cluster.restart("n1")
             node = cluster.nodes["n1"].node
-            assert node.not_ready_reasons()[0] == str(failure)
+            assert not_ready_reasons(node)[0] == str(failure)
             assert [line["reason"] for line in journal if line["event"] == "the machine has failed"] == [str(failure)]
             parts = node.components
             later.setattr(parts.compaction.installing, "installed", lambda _: parts.applying.applier)
-            node.snapshot_installed(node.applied_index)
+            node.snapshot_installed(node.components.applying.applied_index)
             assert len([line for line in journal if line["event"] == "the machine has failed"]) == 2
 
 
@@ -216,7 +219,7 @@ async def test_a_node_whose_machine_failed_answers_again_with_an_installed_one_u
         else:
             assert (await on_its_way.reply).refused == []
             assert (await post(cluster, "well"))[0] == 200
-            assert node.not_ready_reasons() == []
+            assert not_ready_reasons(node) == []
 
 
 @pytest.mark.asyncio
@@ -227,9 +230,9 @@ async def test_an_overdue_snapshot_is_no_alarm_beside_a_machine_that_failed(
         node = cluster.nodes["n1"].node
         snapshotting = node.components.compaction.snapshotting
         monkeypatch.setattr(snapshotting, "_due_since", -1e9)
-        assert any("no snapshot was finished" in alarm for alarm in node.status()["alarms"])
+        assert any("no snapshot was finished" in alarm for alarm in node_status(node)["alarms"])
         await post(cluster, "apply fails")
-        assert node.status()["alarms"] == []
+        assert node_status(node)["alarms"] == []
 
 
 @pytest.mark.full
@@ -246,7 +249,7 @@ async def test_a_machine_that_is_stuck_has_not_failed_and_who_waits_for_it_is_to
             try:
                 node = cluster.nodes["n1"].node
                 proposed(node, "wait")
-                while node.status()["fitness"]["level"] != Level.APPLY_LAG:
+                while node_status(node)["fitness"]["level"] != Level.APPLY_LAG:
                     await cluster.ask("n1", "GET", "/healthz")
                 status, text = await post(cluster, "more")
                 assert status == 504
@@ -256,7 +259,7 @@ async def test_a_machine_that_is_stuck_has_not_failed_and_who_waits_for_it_is_to
                 assert "this node is still applying" in state.document["detail"]
                 session = await cluster.ask("n1", "GET", "/sessions/1")
                 assert "this node is still applying" in session.document["detail"]
-                assert node.machine_failure is None
+                assert node.components.applying.applier.failure is None
             finally:
                 machines.Gate.opened.set()
             await cluster.ready()

@@ -10,6 +10,7 @@ import pytest
 
 import quire
 from quire.cluster.node.membership import Promotions, error_of
+from quire.cluster.node.status import node_status
 from quire.replication.core import Members, changing
 from tests.cluster.running import RunningCluster, running_cluster, started
 
@@ -54,7 +55,7 @@ async def test_a_wiped_node_is_a_voter_again_by_two_changes_and_takes_part_in_ev
         await wiped(cluster, "n3")
         all_heard = [("n1", "voter", True), ("n2", "voter", True), ("n3", "voter", True)]
         await shown(cluster, "n1", *all_heard[:2], ("n3", "observer", True), ("n3", "voter", False))
-        assert cluster.nodes["n3"].node.role.role == "observer"
+        assert cluster.nodes["n3"].node.leadership.role.role == "observer"
 
         changes = await promoted(cluster, "n2", "n3")
 
@@ -69,7 +70,7 @@ async def test_a_wiped_node_is_a_voter_again_by_two_changes_and_takes_part_in_ev
         await cluster.stop("n2")
         assert (await cluster.commands("n1", ["add", 1]))["results"] == ["43"]
         for running in cluster.nodes.values():
-            members = running.node.status()["members"]
+            members = node_status(running.node)["members"]
             assert [(member["node_id"], member["role"]) for member in members] == [
                 (node_id, "voter") for node_id in ("n1", "n2", "n3")
             ]

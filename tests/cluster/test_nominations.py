@@ -21,7 +21,7 @@ async def until(cluster: RunningCluster, holds: Callable[[], bool]) -> None:
 
 
 def epochs(cluster: RunningCluster) -> set[int]:
-    return {running.node.role.epoch for running in cluster.nodes.values()}
+    return {running.node.leadership.role.epoch for running in cluster.nodes.values()}
 
 
 def nominated(cluster: RunningCluster) -> list[str]:
@@ -60,13 +60,13 @@ async def test_two_nodes_that_are_both_suggested_take_nothing_from_a_leader_that
 
         for parts in replicas:
             assert parts is not None
-            parts.replica.nominate(nominated=True)
+            parts.replica.driver.step(events.Nominated(True))
         for _ in range(20):
             await cluster.commands("n2", ["add", 1])
 
         assert epochs(cluster) == before
         await cluster.stop("n1")
-        await until(cluster, lambda: any(running.node.is_leader for running in cluster.nodes.values()))
+        await until(cluster, lambda: any(running.node.leadership.is_leader for running in cluster.nodes.values()))
         assert (await cluster.commands("n2", ["add", 1]))["results"] == ["63"]
 
 
@@ -80,7 +80,11 @@ async def test_without_any_suggestion_another_leads_when_the_leader_is_gone(tmp_
 
             assert await client.apply(["add", 1]) == "44"
 
-        (reason,) = [running.node.role.reason for running in cluster.nodes.values() if running.node.is_leader]
+        (reason,) = [
+            running.node.leadership.role.reason
+            for running in cluster.nodes.values()
+            if running.node.leadership.is_leader
+        ]
         assert reason in (  # Which of the two depends on how long ago n1 was promised: five election timeouts or more.
             "no leader was heard for three election timeouts",
             "the node that was promised last was lost soon after",

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from quire.cluster.errors import ClusterError, OutcomeUnknown
-from quire.cluster.node.pending import FutureWaiter, Pending, WriteReply
-from quire.replication import Durations, Placed, Write
+from quire.cluster.node.writing import FutureWaiter, Pending, WriteCounts, WriteReply
+from quire.replication import Placed, Write
 from quire.replication.coalesce import Share
 from quire.sm import Applied
 from tests.cluster.running import running_cluster
@@ -50,7 +50,7 @@ def unknown(reason: str) -> str:
 
 @pytest.mark.asyncio
 async def test_a_write_that_waits_for_the_commit_is_answered_when_its_whole_frame_is_committed() -> None:
-    pending, frame = Pending(Durations()), Frame(10, (2, False), (1, True), (1, False))
+    pending, frame = Pending(WriteCounts(), lambda: None, lambda: 0), Frame(10, (2, False), (1, True), (1, False))
     pending.placed(frame.placed)
     for commit_index in (10, 11, 13):
         pending.committed(commit_index)
@@ -61,7 +61,7 @@ async def test_a_write_that_waits_for_the_commit_is_answered_when_its_whole_fram
 
 @pytest.mark.asyncio
 async def test_each_write_gets_the_results_and_refusals_of_its_own_records() -> None:
-    pending, frame = Pending(Durations()), Frame(10, (2, True), (1, False), (3, True))
+    pending, frame = Pending(WriteCounts(), lambda: None, lambda: 0), Frame(10, (2, True), (1, False), (3, True))
     pending.placed(frame.placed)
     pending.committed(16)
     pending.applied(frame.applied(["a", None, "c", None, "e", "f"], [[1, "NO", "b"], [3, "NO", "d"]]))
@@ -80,7 +80,7 @@ async def test_each_write_gets_the_results_and_refusals_of_its_own_records() -> 
 async def test_a_write_is_repeated_if_its_session_gave_a_recorded_reply_and_not_if_it_refused_a_record(
     answered: list[int], repeated: list[int]
 ) -> None:
-    pending, frame = Pending(Durations()), Frame(10, (2, True), (1, True), (3, True))
+    pending, frame = Pending(WriteCounts(), lambda: None, lambda: 0), Frame(10, (2, True), (1, True), (3, True))
     pending.placed(frame.placed)
     refused = [[2, "NO", "by the machine"], [3, "SEQUENCE_GAP", ""], [4, "REPLY_GONE", ""]]
     pending.applied(frame.applied(["a", "b", None, None, None, "f"], refused, answered))
@@ -89,7 +89,7 @@ async def test_a_write_is_repeated_if_its_session_gave_a_recorded_reply_and_not_
 
 @pytest.mark.asyncio
 async def test_a_write_alone_in_its_frame_is_repeated_if_its_session_gave_a_recorded_reply() -> None:
-    pending = Pending(Durations())
+    pending = Pending(WriteCounts(), lambda: None, lambda: 0)
     for index, answered in ((10, [1]), (12, [])):
         frame = Frame(index, (2, True))
         pending.placed(frame.placed)
@@ -99,7 +99,7 @@ async def test_a_write_alone_in_its_frame_is_repeated_if_its_session_gave_a_reco
 
 @pytest.mark.asyncio
 async def test_a_lost_leadership_leaves_what_is_committed_to_be_applied_and_the_rest_unknown() -> None:
-    pending = Pending(Durations())
+    pending = Pending(WriteCounts(), lambda: None, lambda: 0)
     committed, partly, not_committed = Frame(10, (1, True)), Frame(11, (2, True)), Frame(13, (1, True))
     for frame in (committed, partly, not_committed):
         pending.placed(frame.placed)
@@ -129,7 +129,7 @@ class Counting:
 
 @pytest.mark.asyncio
 async def test_a_frame_that_ends_at_commit_index_is_committed_and_each_of_its_writes_is_answered_once() -> None:
-    pending, waiter, after = Pending(Durations()), Counting(), Frame(13, (1, True))
+    pending, waiter, after = Pending(WriteCounts(), lambda: None, lambda: 0), Counting(), Frame(13, (1, True))
     pending.placed(Placed(10, 12, EPOCH, [Share(Write(b"", 2, owner=waiter), 0)]))
     applied = Frame(12, (1, True))
     pending.placed(applied.placed)
@@ -146,7 +146,7 @@ async def test_a_frame_that_ends_at_commit_index_is_committed_and_each_of_its_wr
 
 @pytest.mark.asyncio
 async def test_after_the_end_of_applying_whatever_is_appended_is_unknown_until_it_resumes() -> None:
-    pending = Pending(Durations())
+    pending = Pending(WriteCounts(), lambda: None, lambda: 0)
     before, after, resumed = Frame(10, (1, True)), Frame(11, (1, True), (1, False)), Frame(13, (1, True))
     pending.placed(before.placed)
     pending.end("the machine failed")

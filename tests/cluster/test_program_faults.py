@@ -13,6 +13,7 @@ from structlog.typing import EventDict
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.node import components
 from quire.cluster.node.node import Node
+from quire.cluster.node.status import not_ready_reasons
 from quire.replication.core import actions
 from tests.cluster.running import RunningCluster, free_addresses, running_cluster, started
 from tests.replication.loopback import DEADLINE_S, until
@@ -34,8 +35,8 @@ async def cluster(tmp_path: Path) -> AsyncGenerator[RunningCluster]:
 
 async def ended(node: Node, journal: list[EventDict]) -> None:
     """Wait for the node's end; its journal has one traceback."""
-    await asyncio.wait_for(node.ended.wait(), DEADLINE_S)
-    assert node.failure == "a fault of this program: Fault('planted')"
+    await asyncio.wait_for(node.health.ended.wait(), DEADLINE_S)
+    assert node.health.failure == "a fault of this program: Fault('planted')"
     assert [str(line["exc_info"]) for line in journal if "exc_info" in line] == ["planted"]
 
 
@@ -96,7 +97,7 @@ async def test_a_node_with_a_fault_halts_is_not_ready_and_says_where(
         plant(node, monkeypatch)
         await ended(node, journal)
     ready = await cluster.ask("n1", "GET", "/readyz")
-    assert (ready.status, ready.document["reasons"]) == (503, [f"the node has halted: {node.failure}"])
+    assert (ready.status, ready.document["reasons"]) == (503, [f"the node has halted: {node.health.failure}"])
     assert not (await cluster.ask("n1", "GET", "/status")).document["serving"]
     monkeypatch.undo()
     await asyncio.wait_for(node.stop(), DEADLINE_S)  # As its process does once a node has ended.
@@ -116,7 +117,7 @@ async def test_snapshots_that_cannot_be_removed_behind_an_install_are_told_and_n
     with capture_logs() as journal:
         node.components.compaction.installed(applier.applied_index)
         await until(lambda: any(line["event"] == "older snapshots were not removed" for line in journal))
-    assert node.failure is None
+    assert node.health.failure is None
 
 
 async def test_a_fault_while_the_cluster_is_formed_ends_the_node(
@@ -131,6 +132,6 @@ async def test_a_fault_while_the_cluster_is_formed_ends_the_node(
     with capture_logs() as journal:
         running = [await started(config) for config in configs]
         await ended(running[0].node, journal)  # The lowest id forms the cluster, once both are there.
-    assert running[0].node.not_ready_reasons() == [f"the node has halted: {running[0].node.failure}"]
+    assert not_ready_reasons(running[0].node) == [f"the node has halted: {running[0].node.health.failure}"]
     for one in running:
         await asyncio.wait_for(one.stop(), DEADLINE_S)

@@ -7,8 +7,8 @@ import pytest
 import pytest_asyncio
 
 from quire.cluster.http.admission import connections, slow_callers
+from quire.cluster.http.admission.admission import ADMISSION
 from quire.cluster.http.admission.slow_callers import BODY_BYTES_PER_S, BodyPace, RequestBodyLimit
-from quire.cluster.http.api import ADMISSION
 from quire.replication.address import host_and_port
 from tests.cluster.conditions import held
 from tests.cluster.running import RunningCluster, running_cluster

@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from quire.cluster.compaction import compaction, snapshotting
 from quire.cluster.compaction.retention import Limits
 from quire.cluster.errors import Expired
+from quire.cluster.node.status import node_status, visible_bounds
 from quire.log import Expirable
 from quire.log.files import ReadOnlyDirectory
 from quire.replication.address import host_and_port
@@ -35,7 +36,7 @@ SETTINGS: dict[str, Any] = {
 
 def expiry(cluster: RunningCluster, node_id: str = "n1") -> Any:
     """What a node says of its expiry."""
-    return cluster.nodes[node_id].node.status()["expiry"]
+    return node_status(cluster.nodes[node_id].node)["expiry"]
 
 
 async def written(cluster: RunningCluster, segments: int) -> None:
@@ -82,8 +83,8 @@ async def test_a_node_s_log_stays_within_its_bytes_while_it_is_written(tmp_path:
         await expire(cluster)
         node = cluster.nodes["n1"].node
         # The floor is the older of two snapshots, which are a segment apart here, and a segment goes as a whole.
-        assert node.status()["log_bytes"] <= HELD_BYTES + SEGMENT_BYTES
-        lowest = node.visible_bounds.lowest_index
+        assert node_status(node)["log_bytes"] <= HELD_BYTES + SEGMENT_BYTES
+        lowest = visible_bounds(node).lowest_index
         assert lowest > 0
         reply = await cluster.ask("n1", "GET", "/records/1")
         assert (reply.status, reply.problem, reply.document["lowest_index"]) == (410, "expired", lowest)
@@ -96,7 +97,7 @@ async def test_a_node_s_log_stays_within_its_bytes_while_it_is_written(tmp_path:
         assert (await cluster.ask("n1", "GET", f"/records?from={lowest}")).status == 200
         await cluster.restart("n1")
         await cluster.ready()
-        assert cluster.nodes["n1"].node.visible_bounds.lowest_index == lowest
+        assert visible_bounds(cluster.nodes["n1"].node).lowest_index == lowest
 
 
 @pytest.mark.asyncio
@@ -118,13 +119,13 @@ async def test_without_two_snapshots_nothing_expires_and_the_status_says_why(
         older = older_snapshot(cluster)
         due = await expire(cluster, dry_run=True)
         assert due["segments"] > 0
-        assert cluster.nodes["n1"].node.visible_bounds.lowest_index == 0  # A dry run removes nothing.
+        assert visible_bounds(cluster.nodes["n1"].node).lowest_index == 0  # A dry run removes nothing.
         assert (await expire(cluster)) == due
-        assert cluster.nodes["n1"].node.visible_bounds.lowest_index == due["to_index"] <= older
+        assert visible_bounds(cluster.nodes["n1"].node).lowest_index == due["to_index"] <= older
 
 
 def older_snapshot(cluster: RunningCluster) -> int:
-    kept = cluster.nodes["n1"].node.status()["snapshots"]["kept"]
+    kept = node_status(cluster.nodes["n1"].node)["snapshots"]["kept"]
     return int(kept[0]["index"])
 
 
@@ -138,12 +139,12 @@ async def test_a_restart_behind_the_older_snapshot_has_all_of_the_log_that_it_ne
         await written(cluster, 3)
         newest = await snapshot(cluster)
         await expire(cluster)
-        before = cluster.nodes["n1"].node.digest
+        before = cluster.nodes["n1"].node.components.applying.digest
         folder = tmp_path / "n1" / "snapshots" / f"{newest:020d}"
         (folder / "manifest").unlink()
         await cluster.restart("n1")
         await cluster.ready()
-        assert cluster.nodes["n1"].node.digest == before
+        assert cluster.nodes["n1"].node.components.applying.digest == before
 
 
 @pytest.mark.asyncio
@@ -174,7 +175,7 @@ async def test_clocks_ten_years_ahead_expire_nothing_young(
             while cluster.nodes["n1"].node.components.log.tail.timestamp < shown() // 1_000 + 10**12:
                 await written(cluster, 1)
         assert (await expire(cluster))["segments"] == 0
-        assert cluster.nodes["n1"].node.visible_bounds.lowest_index == 0
+        assert visible_bounds(cluster.nodes["n1"].node).lowest_index == 0
 
 
 @pytest.mark.asyncio
@@ -191,13 +192,13 @@ async def test_what_a_follower_lacks_is_held_and_each_node_has_its_own_floor(tmp
             await snapshot(cluster, node_id)
         lacked = next(hold for hold in expiry(cluster)["holds"] if hold["what"] == "follower" and "n3" in hold["why"])
         await expire(cluster)
-        assert cluster.nodes["n1"].node.visible_bounds.lowest_index <= lacked["index"]
+        assert visible_bounds(cluster.nodes["n1"].node).lowest_index <= lacked["index"]
         assert expiry(cluster)["held"]["segments"] > 0
         # What the follower does not know of does not hold it.
         assert [hold["what"] for hold in expiry(cluster, "n2")["holds"]] == ["snapshots"]
         assert (await expire(cluster, "n2"))["segments"] > 0
-        floor = cluster.nodes["n2"].node.visible_bounds.lowest_index
-        assert cluster.nodes["n1"].node.visible_bounds.lowest_index < floor
+        floor = visible_bounds(cluster.nodes["n2"].node).lowest_index
+        assert visible_bounds(cluster.nodes["n1"].node).lowest_index < floor
 
 
 class Gate:
@@ -257,9 +258,9 @@ async def test_a_stream_holds_the_log_up_to_a_limit_and_a_slower_follower_gets_a
 
         gate.opened.set()
         async with asyncio.timeout(DEADLINE_S):
-            while cluster.nodes["n3"].node.visible_bounds.lowest_index <= held["index"]:
+            while visible_bounds(cluster.nodes["n3"].node).lowest_index <= held["index"]:
                 await cluster.ask("n1", "GET", "/healthz")
-            while cluster.nodes["n3"].node.digest != leader.digest:
+            while cluster.nodes["n3"].node.components.applying.digest != leader.digest:
                 await cluster.ask("n1", "GET", "/healthz")
     server.close()
 
@@ -321,28 +322,28 @@ async def test_nothing_expires_for_a_snapshot_whose_files_are_gone_until_another
                     await (expire(cluster) if asked else cluster.ask("n1", "GET", "/healthz"))
             for _ in range(3):
                 assert (await expire(cluster))["segments"] == 0
-        lost = node.status()["snapshots"]["damaged"]
+        lost = node_status(node)["snapshots"]["damaged"]
         assert len(lost) == (2 if harm is folder_is_removed else 1)
         assert len([line for line in journal if line["event"] == "snapshot damaged or lost"]) == len(lost)
-        [alarm] = node.status()["alarms"]
+        [alarm] = node_status(node)["alarms"]
         assert all(text in alarm for text in (*lost, "so the log cannot expire", "`quire snapshot`"))
-        assert node.visible_bounds.lowest_index == 0
+        assert visible_bounds(node).lowest_index == 0
 
         monkeypatch.setattr(snapshotting, "AGAIN_AFTER_S", 0.0)  # No bound of records, bytes or time makes one due.
         async with asyncio.timeout(DEADLINE_S):
             while not expiry(cluster)["expired_segments"]:
                 await written(cluster, 1)
                 await expire(cluster)
-            while node.status()["alarms"]:
+            while node_status(node)["alarms"]:
                 await written(cluster, 1)
-        assert len(node.status()["snapshots"]["kept"]) == 2
-        lowest = node.visible_bounds.lowest_index
+        assert len(node_status(node)["snapshots"]["kept"]) == 2
+        lowest = visible_bounds(node).lowest_index
         assert lowest > 0
-        digest = node.digest
+        digest = node.components.applying.digest
         await cluster.restart("n1")
         await cluster.ready()
-        assert cluster.nodes["n1"].node.digest == digest
-        assert not cluster.nodes["n1"].node.status()["alarms"]
+        assert cluster.nodes["n1"].node.components.applying.digest == digest
+        assert not node_status(cluster.nodes["n1"].node)["alarms"]
 
 
 @pytest.mark.asyncio
@@ -360,12 +361,14 @@ async def test_a_lost_snapshot_is_replaced_though_nothing_is_written(
         shutil.rmtree(tmp_path / "n1" / "snapshots")
         monkeypatch.setattr(node.components.compaction.retention, "_limits", Limits(SEGMENT_BYTES, 0, 0))
         async with asyncio.timeout(DEADLINE_S):
-            while [kept["index"] for kept in node.status()["snapshots"]["kept"]] != [node.applied_index]:
+            while [kept["index"] for kept in node_status(node)["snapshots"]["kept"]] != [
+                node.components.applying.applied_index
+            ]:
                 await cluster.ask("n1", "GET", "/healthz")
-        assert node.status()["alarms"]  # One of two is there.
+        assert node_status(node)["alarms"]  # One of two is there.
         await written(cluster, 1)
         async with asyncio.timeout(DEADLINE_S):
-            while node.status()["alarms"]:
+            while node_status(node)["alarms"]:
                 await cluster.ask("n1", "GET", "/healthz")
 
 
@@ -390,12 +393,12 @@ async def test_without_descriptors_to_look_at_the_snapshots_nothing_expires_for_
             for _ in range(3):
                 reply = await cluster.ask("n1", "POST", "/admin/expire", b"{}", JSON)
                 assert (reply.status, reply.problem) == (503, "state-unavailable")
-            assert "the snapshots cannot be checked" in node.status()["alarms"][0]
+            assert "the snapshots cannot be checked" in node_status(node)["alarms"][0]
             assert len([line for line in journal if "cannot be checked" in line["event"]]) == 1
-        assert (node.visible_bounds.lowest_index, node.failure) == (0, None)
-        assert node.status()["snapshots"]["damaged"] == []
+        assert (visible_bounds(node).lowest_index, node.health.failure) == (0, None)
+        assert node_status(node)["snapshots"]["damaged"] == []
         assert (await expire(cluster))["segments"] > 0
-        assert node.status()["alarms"] == []
+        assert node_status(node)["alarms"] == []
 
 
 @pytest.mark.asyncio
@@ -425,5 +428,5 @@ async def test_snapshots_and_expiry_under_load_find_nothing_lost(tmp_path: Path)
         async with asyncio.timeout(DEADLINE_S):
             while expiry(cluster)["expired_segments"] < 10:
                 await asyncio.gather(written(cluster, 1), expire(cluster), expire(cluster))
-        assert node.status()["snapshots"]["damaged"] == []
-        assert node.status()["alarms"] == []
+        assert node_status(node)["snapshots"]["damaged"] == []
+        assert node_status(node)["alarms"] == []

@@ -14,6 +14,7 @@ from quire.cluster.cli.commands import app
 from quire.cluster.config.secret_file import MAX_FILE_BYTES, MAX_SECRETS, SecretRefused, read_secrets, write_new_secret
 from quire.cluster.config.serve import load_config
 from quire.cluster.node.node import Node
+from quire.cluster.node.status import node_status
 from quire.cluster.serve.arguments import parse_serve
 from tests.cluster.test_ignored_settings import config_of, running
 
@@ -170,7 +171,7 @@ def test_insecure_is_a_switch(flags: list[str]) -> None:
 
 async def test_an_insecure_node_says_so_at_its_start_and_in_its_status(tmp_path: Path) -> None:
     async with running(config_of(tmp_path, insecure=True)) as (node, told):
-        assert node.status()["alarms"] == told
+        assert node_status(node)["alarms"] == told
         [alarm] = told
         assert "--insecure: this node has no peer secret" in alarm
         assert "quire secret new FILE" in alarm
@@ -184,7 +185,7 @@ async def test_a_secret_that_every_user_may_read_is_an_alarm(
     file = written(tmp_path, LONG, mode)
     members = {} if forms else {"members": {"n1": "127.0.0.1:1", "n2": "127.0.0.1:2"}, "listen": "127.0.0.1:1"}
     async with running(config_of(tmp_path / "n1", peer_secret_file=file, **members), forms=forms) as (node, told):
-        assert told == node.status()["alarms"]
+        assert told == node_status(node)["alarms"]
         assert [f"has mode {mode:04o}" in alarm for alarm in told] == [True] * is_exposed
 
 
@@ -192,5 +193,5 @@ async def test_no_secret_is_in_the_journal_or_the_status(tmp_path: Path) -> None
     file = written(tmp_path, LONG, 0o444)
     with capture_logs() as lines:
         async with running(config_of(tmp_path / "n1", peer_secret_file=file)) as (node, told):
-            shown = f"{lines} {told} {node.status()}"
+            shown = f"{lines} {told} {node_status(node)}"
     assert LONG.decode() not in shown

@@ -14,7 +14,7 @@ from quire.cluster.client import Unavailable, connect
 from quire.cluster.errors import NotLeader, OutcomeUnknown, SessionsFull
 from quire.cluster.http.admission.openings import SessionOpenings
 from quire.cluster.http.api import API
-from quire.cluster.node.pending import FutureWaiter
+from quire.cluster.node.writing import FutureWaiter
 from quire.log import Kind, encode_system
 from quire.replication import Write
 from quire.sm import ApplyFailed, Sessions
@@ -195,7 +195,7 @@ async def test_a_new_leader_counts_what_the_one_before_it_appended(
             waiters = [FutureWaiter(applied=False) for _ in range(18)]
             for number, waiter in enumerate(waiters):  # As a leader of an earlier version, which admits all.
                 payload = encode_system({"type": "open_session", "name": f"{number}"})
-                cluster.nodes["n1"].node.propose(Write(payload, 1, kind=Kind.SYSTEM, owner=waiter))
+                cluster.nodes["n1"].node.components.writing.propose(Write(payload, 1, kind=Kind.SYSTEM, owner=waiter))
             await asyncio.gather(*(waiter.reply for waiter in waiters))
             await cluster.nodes["n1"].node.leadership.transfer("n2")
             await cluster.ready()

@@ -56,7 +56,7 @@ async def test_while_a_command_hangs_the_leader_is_heard_and_writes_beyond_the_b
             await leader.components.reading.barrier()
         for node_id in cluster.nodes:
             assert (await cluster.ask(node_id, "GET", "/status")).status == 200
-            assert cluster.nodes[node_id].node.role.epoch == epoch
+            assert cluster.nodes[node_id].node.leadership.role.epoch == epoch
 
         with monkeypatch.context() as bound:
             bound.setattr("quire.cluster.node.node.APPLY_BEHIND_S", 0.0)

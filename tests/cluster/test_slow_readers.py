@@ -8,8 +8,8 @@ from contextlib import ExitStack
 import pytest
 import pytest_asyncio
 
+from quire.cluster.http.admission.admission import ADMISSION
 from quire.cluster.http.admission.slow_callers import ResponseBodyLimit
-from quire.cluster.http.api import ADMISSION
 from quire.log import pack
 from quire.replication.address import host_and_port
 from tests.cluster.running import RunningCluster, running_cluster
@@ -89,7 +89,7 @@ async def test_a_reader_that_takes_nothing_is_cut_off_in_the_end(
 async def test_stalled_readers_hold_bounded_memory_and_delay_nobody_else(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, at: str, accept: str
 ) -> None:
-    responses, epoch = responses_of(cluster, at), cluster.nodes[at].node.role.epoch
+    responses, epoch = responses_of(cluster, at), cluster.nodes[at].node.leadership.role.epoch
     await nothing_held(cluster, at)
     monkeypatch.setattr(responses, "_limit", LIMIT_BYTES)
     monkeypatch.setattr(responses, "_idle_s", 0.0)
@@ -105,7 +105,7 @@ async def test_stalled_readers_hold_bounded_memory_and_delay_nobody_else(
             assert responses.held_bytes <= LIMIT_BYTES
             assert (written.status, told.status, long.status) == (200, 200, 200)
             assert told.document["value"] == 1
-    assert cluster.nodes[at].node.role.epoch == epoch, "nobody started an election"
+    assert cluster.nodes[at].node.leadership.role.epoch == epoch, "nobody started an election"
 
 
 @EVERYWHERE

@@ -14,6 +14,7 @@ import pytest
 
 from quire.cluster.compaction import snapshotting
 from quire.cluster.compaction.forked import Child, ChildFailed, Patience
+from quire.cluster.node.status import node_status
 from quire.log import DiskFull
 from quire.sm import snapshot_name
 from tests.cluster.running import RunningCluster, running_cluster
@@ -24,7 +25,7 @@ DEADLINE_S = 30.0
 
 def snapshots(cluster: RunningCluster, node_id: str) -> Any:
     """What a node says of its snapshots."""
-    return cluster.nodes[node_id].node.status()["snapshots"]
+    return node_status(cluster.nodes[node_id].node)["snapshots"]
 
 
 async def until(cluster: RunningCluster, holds: Callable[[], bool]) -> None:
@@ -39,7 +40,7 @@ async def filled(cluster: RunningCluster, batches: int = 12) -> None:
     for _ in range(batches):
         await cluster.commands("n1", *[["add", 1]] * BATCH)
     nodes = [running.node for running in cluster.nodes.values()]
-    await until(cluster, lambda: len({node.applied_index for node in nodes}) == 1)
+    await until(cluster, lambda: len({node.components.applying.applied_index for node in nodes}) == 1)
 
 
 def is_idle(cluster: RunningCluster, node_id: str) -> bool:
@@ -77,14 +78,14 @@ async def test_a_restart_begins_at_the_newest_snapshot(tmp_path: Path) -> None:
     async with running_cluster(tmp_path, snapshot_records=0, snapshot_log_bytes=0) as cluster:
         await filled(cluster)
         taken = (await cluster.ask("n3", "POST", "/admin/snapshot")).document
-        assert (taken["node_id"], taken["index"]) == ("n3", cluster.nodes["n3"].node.applied_index)
+        assert (taken["node_id"], taken["index"]) == ("n3", cluster.nodes["n3"].node.components.applying.applied_index)
         await filled(cluster, 2)
-        digest = cluster.nodes["n1"].node.digest
+        digest = cluster.nodes["n1"].node.components.applying.digest
         await cluster.restart("n3")
         applier = cluster.nodes["n3"].node.formed
         assert applier is not None
         assert applier.applying.applier.applied_index >= taken["index"]
-        await until(cluster, lambda: cluster.nodes["n3"].node.digest == digest)
+        await until(cluster, lambda: cluster.nodes["n3"].node.components.applying.digest == digest)
         assert sums(cluster, "n3") == {taken["index"]: taken["sha256"]}
         assert snapshots(cluster, "n1")["kept"] == []
 
@@ -180,7 +181,7 @@ async def test_a_child_that_is_killed_leaves_no_snapshot_and_the_next_one_is_tak
         monkeypatch.undo()
         assert (await cluster.ask("n1", "POST", "/admin/snapshot")).status == 200
         assert snapshots(cluster, "n1")["failure"] == ""
-        assert os.listdir(tmp_path / "n1" / "snapshots") == [snapshot_name(node.applied_index)]
+        assert os.listdir(tmp_path / "n1" / "snapshots") == [snapshot_name(node.components.applying.applied_index)]
 
 
 def _kill_this_process() -> bytes:
@@ -299,12 +300,12 @@ async def test_a_child_that_hangs_is_killed_told_of_and_the_next_snapshot_is_tak
             assert (refused.status, refused.problem) == (503, "snapshot-failed")
             assert "made no progress" in snapshots(cluster, "n1")["failure"]
             assert os.listdir(tmp_path / "n1" / "snapshots") == []
-            [alarm] = [text for text in node.status()["alarms"] if "no snapshot was finished" in text]
+            [alarm] = [text for text in node_status(node)["alarms"] if "no snapshot was finished" in text]
             assert "made no progress" in alarm
             assert snapshots(cluster, "n1")["overdue_seconds"] > 0
         assert (await cluster.ask("n1", "POST", "/admin/snapshot")).status == 200
         assert (snapshots(cluster, "n1")["failure"], snapshots(cluster, "n1")["overdue_seconds"]) == ("", 0)
-        assert not any("no snapshot was finished" in text for text in node.status()["alarms"])
+        assert not any("no snapshot was finished" in text for text in node_status(node)["alarms"])
 
 
 @pytest.mark.asyncio
@@ -356,12 +357,12 @@ async def test_a_snapshot_above_what_is_committed_is_a_broken_invariant_and_halt
     async with running_cluster(tmp_path, 1, snapshot_records=0, snapshot_log_bytes=0) as cluster:
         node = cluster.nodes["n1"].node
         assert node.formed is not None
-        applied = node.applied_index
+        applied = node.components.applying.applied_index
         monkeypatch.setattr(node.formed.compaction.snapshotting, "_limit", lambda: applied - 1)
         refused = await cluster.ask("n1", "POST", "/admin/snapshot")
         assert (refused.status, refused.problem) == (503, "state-unavailable")
-        assert node.failure is not None
-        assert f"the limit is {applied - 1}" in node.failure
+        assert node.health.failure is not None
+        assert f"the limit is {applied - 1}" in node.health.failure
         assert os.listdir(tmp_path / "n1" / "snapshots") == []
 
 
@@ -370,6 +371,6 @@ async def test_a_snapshot_of_all_that_is_committed_is_taken(tmp_path: Path, monk
     async with running_cluster(tmp_path, 1, snapshot_records=0, snapshot_log_bytes=0) as cluster:
         node = cluster.nodes["n1"].node
         assert node.formed is not None
-        applied = node.applied_index
+        applied = node.components.applying.applied_index
         monkeypatch.setattr(node.formed.compaction.snapshotting, "_limit", lambda: applied)
         assert (await cluster.ask("n1", "POST", "/admin/snapshot")).document["index"] == applied

@@ -152,6 +152,6 @@ async def same_digest(cluster: RunningCluster) -> None:
     """Return when n3 has applied all that the leader has, with its digest."""
     node, leader = cluster.nodes["n3"].node, cluster.nodes["n1"].node
     async with asyncio.timeout(DEADLINE_S):
-        while node.applied_index < leader.applied_index:
+        while node.components.applying.applied_index < leader.applied_index:
             await cluster.ask("n1", "GET", "/healthz")
-    assert node.digest == leader.digest
+    assert node.components.applying.digest == leader.digest

@@ -64,7 +64,7 @@ async def test_a_cluster_whose_directories_are_all_removed_acknowledges_nothing_
             shutil.rmtree(tmp_path / node_id)
         for _ in range(10):
             assert (await cluster.ask("n1", "POST", "/commands", COMMAND, JSON)).status != 200
-        await until(cluster, lambda: all(running.node.stranded for running in cluster.nodes.values()))
+        await until(cluster, lambda: all(running.node.health.stranded for running in cluster.nodes.values()))
         for node_id in cluster.nodes:
             assert (await cluster.ask(node_id, "GET", "/readyz")).status == 503
 
@@ -90,7 +90,7 @@ async def test_no_node_is_accused_through_rotation_snapshots_expiry_and_an_insta
         cluster.nodes["n3"] = await started(config)
         await cluster.ready()
         assert cluster.nodes["n3"].node.components.log.bounds.lowest_index > 0  # It installed a snapshot.
-        assert [running.node.failure for running in cluster.nodes.values()] == [None] * 3
+        assert [running.node.health.failure for running in cluster.nodes.values()] == [None] * 3
 
 
 @pytest.mark.parametrize("damage", ["removed", "moved", "without its promise", "without its lock"])

@@ -32,7 +32,7 @@ async def test_a_snapshot_that_finds_no_thread_is_refused_and_the_next_one_is_ta
         assert (refused.status, refused.problem) == (503, "snapshot-failed")
         assert node.formed is not None
         assert "can't start new thread" in node.formed.compaction.snapshotting.failure
-        assert node.failure is None
+        assert node.health.failure is None
         assert (await cluster.ask("n1", "POST", "/admin/snapshot")).status == 200
         assert node.formed.compaction.snapshotting.failure == ""
 

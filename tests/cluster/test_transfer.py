@@ -38,7 +38,7 @@ async def metrics(cluster: RunningCluster, node_id: str) -> list[str]:
 
 
 def leaders(cluster: RunningCluster) -> list[str]:
-    return [node_id for node_id, running in cluster.nodes.items() if running.node.is_leader]
+    return [node_id for node_id, running in cluster.nodes.items() if running.node.leadership.is_leader]
 
 
 async def test_any_node_moves_leadership_to_the_node_that_is_named(tmp_path: Path) -> None:
@@ -130,8 +130,8 @@ async def test_the_only_voter_that_is_left_ends_its_control_plane_and_is_nominat
     replica = Linked(b"n1" * 8)
     leadership = Leadership("n1", 3600.0, 3600.0)
     assert not leadership.run(cast("Any", replica))
-    replica.members = members("n1")
-    leadership.members_changed(replica.members)
+    replica.core.members = members("n1")
+    leadership.members_changed(replica.core.members)
     async with asyncio.timeout(DEADLINE_S):
         assert await replica.nominations.get()
     assert not leadership.nominated

@@ -11,8 +11,8 @@ import pytest_asyncio
 from aiohttp import web
 
 from quire.cluster.http.admission import slow_callers
+from quire.cluster.http.admission.admission import ADMISSION
 from quire.cluster.http.admission.slow_callers import ResponseBodyLimit
-from quire.cluster.http.api import ADMISSION
 from quire.cluster.http.app import ROUTES
 from quire.replication.address import host_and_port
 from tests.cluster.running import RunningCluster, running_cluster

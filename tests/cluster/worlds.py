@@ -12,7 +12,8 @@ import pytest
 from aiohttp import ClientSession, DummyCookieJar, TCPConnector
 
 from quire.cluster.config.serve import ServeConfig
-from quire.cluster.http.api import ADMISSION, API
+from quire.cluster.http.admission.admission import ADMISSION
+from quire.cluster.http.api import API
 from tests.cluster import conditions
 from tests.cluster.hop import cluster_with_hop
 from tests.cluster.running import Reply, RunningCluster, free_addresses, running_cluster, started
@@ -67,7 +68,7 @@ async def headless(folder: Path) -> AsyncGenerator[RunningCluster, None]:
     async with running_cluster(folder) as cluster:
         await cluster.stop("n1")
         await cluster.stop("n3")
-        while cluster.nodes["n2"].node.leader_id is not None:
+        while cluster.nodes["n2"].node.leadership.leader_id is not None:
             await cluster.ask("n2", "GET", "/healthz")
         yield cluster
 

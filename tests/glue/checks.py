@@ -40,10 +40,10 @@ class Archive:
             Violation: two nodes have committed different frames.
         """
         node = host.node
-        if node is None or node.formed is None or node.failure is not None:
+        if node is None or node.formed is None or node.health.failure is not None:
             return
         log, key = node.formed.log, (host.node_id, host.starts)
-        to_index = min(node.formed.replica.commit_index, log.durable_index)
+        to_index = min(node.formed.replica.core.commit_index, log.durable_index)
         from_index = max(self._read.get(key, 0), log.bounds.lowest_index)
         while from_index < to_index:
             try:
@@ -162,10 +162,10 @@ def check_released(node: Node, others: set[str]) -> None:
     if len(inside._pending):
         raise Violation("no write waits for ever", node.node_id, len(inside._pending))
     network: Any = formed.replica.network
-    leader = formed.replica.status().leader
+    leader = formed.replica.core.status().leader
     followers = {stream.node_id for stream in leader.streams} if leader else set()
     served = [stream.peer_id for stream in network._served.values()]
-    opened = [stream.peer_id for stream in network.stream_server._open]
+    opened = [stream.peer_id for stream in network.streams.server._open]
     expected = sorted(others) if leader else []
     if not sorted(followers) == sorted(served) == sorted(opened) == expected:
         raise Violation("a leader has one stream a follower, others none", node.node_id, followers, served, opened)

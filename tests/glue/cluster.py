@@ -144,7 +144,7 @@ class Cluster:
         await stopping
 
     async def _stop(self, process: Process) -> None:
-        await process.node.hand_over()
+        await process.node.leadership.hand_over()
         if process.server is not None:
             process.server.close()
         await process.node.stop()

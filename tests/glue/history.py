@@ -14,6 +14,7 @@ import structlog
 
 import quire
 from quire.cluster.client import ClientError, OutcomeUnknown
+from quire.cluster.node.status import not_ready_reasons
 from quire.log.simulated.faulty import Keep
 from tests.glue.checks import (
     COUNTER,
@@ -105,7 +106,9 @@ class History:
     async def _lived(self) -> None:
         cluster = self.cluster
         await asyncio.gather(*(cluster.start(node_id) for node_id in cluster.hosts))
-        await self._until("the cluster forms", lambda: any(host.node and host.node.is_leader for host in self.hosts))
+        await self._until(
+            "the cluster forms", lambda: any(host.node and host.node.leadership.is_leader for host in self.hosts)
+        )
         looking = asyncio.create_task(self._look())
         callers = [asyncio.create_task(self._call(number)) for number in range(CALLERS)]
         callers.append(asyncio.create_task(self._count()))
@@ -148,7 +151,7 @@ class History:
         for host in self.hosts:
             if host.node is not None:
                 check_released(host.node, self.cluster.hosts.keys() - {host.node_id})
-        digests = {host.node.digest for host in self.hosts if host.node is not None}
+        digests = {host.node.components.applying.digest for host in self.hosts if host.node is not None}
         if len(digests) != 1:
             raise Violation("digests are equal", *(digest.hex() for digest in digests))
 
@@ -177,21 +180,21 @@ class History:
         node = host.node
         if node is None:
             return f"{host.node_id} is down"
-        reasons = node.not_ready_reasons()
-        return f"{host.node_id} {node.role} {node.applied_index} {node.failure or ''} {reasons}"
+        reasons = not_ready_reasons(node)
+        return f"{host.node_id} {node.leadership.role} {node.components.applying.applied_index} {node.health.failure or ''} {reasons}"
 
     def _is_whole(self) -> bool:
         nodes = [host.node for host in self.hosts]
-        if any(node is None or node.not_ready_reasons() for node in nodes):
+        if any(node is None or not_ready_reasons(node) for node in nodes):
             return False
-        return len({node.applied_index for node in nodes if node is not None}) == 1
+        return len({node.components.applying.applied_index for node in nodes if node is not None}) == 1
 
     async def _look(self) -> None:
         while True:
             for host in self.hosts:
                 self.archive.look(host)
-                if host.node is not None and host.node.failure is not None:
-                    raise Violation("no node halts", host.node_id, host.node.failure)
+                if host.node is not None and host.node.health.failure is not None:
+                    raise Violation("no node halts", host.node_id, host.node.health.failure)
             check_bounds(self.cluster)
             await self.loop.after(LOOK_S)
 

@@ -4,15 +4,18 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Protocol
 
 from aiohttp import web
 
 from quire.log import Log, LogOptions, encode_records, wall_clock
 from quire.log.simulated import faulty
 from quire.replication import Disk, Placed, Ports, PromiseFile, Reason, Replica, ReplicaOptions, Write
-from quire.replication.core import CoreOptions, Identity, Members, actions
+from quire.replication.core import Core, CoreOptions, Identity, Members, actions
 from quire.replication.core.changing import Outcome
 from quire.replication.net.hello import PeerInfo
+from quire.replication.ports import Device, Links, Streams
+from quire.replication.replica import CheckedDriver
 from tests.replication.loopback import HOST, calling, until
 from tests.replication.world import CLUSTER_ID, disk_id, genesis_frame, voters
 
@@ -49,9 +52,6 @@ class Recorder:
 
     def committed(self, index: int) -> None:
         self.commit_index = index
-
-    def grew(self) -> None:
-        assert self.applied_index <= self.commit_index
 
     def apply_to(self, index: int) -> None:
         self.applied_index = index
@@ -108,6 +108,17 @@ class Recorder:
         self.halts.append(repr(error))
 
 
+class Sockets(Links, Streams, Protocol):
+    """Links and streams in one object."""
+
+
+def connected(core: Core, disk: Disk, ports: Ports[None], sockets: Sockets, device: Device) -> CheckedDriver[None]:
+    """A driver of these."""
+    driver = CheckedDriver[None](core, disk, sockets, sockets, device)
+    driver.connect(ports)
+    return driver
+
+
 def records(*values: object) -> Write[None]:
     """A write of these values."""
     return Write(encode_records(list(values)), len(values), owner=None)
@@ -133,7 +144,7 @@ class Running:
 
     def write(self, *values: object) -> Write[None]:
         write = records(*values)
-        self.replica.propose(write)
+        self.replica.driver.propose(write)
         return write
 
 
@@ -170,7 +181,8 @@ class Cluster:
             check_invariants=True,
         )
         me = Identity(node_id, disk_id(node_id), next(INCARNATIONS))
-        node = Running(device, disk, Replica(me, CLUSTER_ID, disk, owner.ports, owner, options), owner)
+        node = Running(device, disk, Replica(me, CLUSTER_ID, disk, options), owner)
+        node.replica.connect(owner.ports, owner, owner.position_reported)
         self.nodes[node_id] = node
         return node
 
@@ -182,7 +194,7 @@ class Cluster:
     async def serve_stream(self, request: web.Request) -> web.StreamResponse:
         if (node := self.nodes.get(_node_of(request))) is None:
             raise web.HTTPServiceUnavailable
-        return await node.replica.network.stream_server.serve(request)
+        return await node.replica.network.streams.server.serve(request)
 
     async def stop(self, node_id: str) -> faulty.Disk:
         """Stop a replica and close its log; return its disk."""

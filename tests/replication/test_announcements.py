@@ -5,8 +5,8 @@ from typing import cast
 
 from quire.replication.core import actions, events
 from quire.replication.core.messages import Open
-from quire.replication.driver import CheckedDriver, Device
-from tests.replication.running import Recorder
+from quire.replication.ports import Device
+from tests.replication.running import Recorder, connected
 from tests.replication.test_leading import serving
 from tests.replication.test_refused_writes import SlowDevice
 from tests.replication.test_shipping_cache import Streams
@@ -71,7 +71,7 @@ def test_the_driver_is_reminded_of_each_commit_once() -> None:
     leader = world["n1"]
     assert leader.core is not None
     clock, pause_us = Clock(leader), leader.state.options.commit_announce_us
-    driver = CheckedDriver(leader.core, leader.running, Recorder().ports, Streams(), cast("Device", clock))
+    driver = connected(leader.core, leader.running, Recorder().ports, Streams(), cast("Device", clock))
     for value in ("first", "second"):
         committed(leader, value)
         for _ in range(3):

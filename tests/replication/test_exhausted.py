@@ -9,10 +9,11 @@ from quire.log import Kind, ResourcesExhausted, Tail, encode_system
 from quire.replication.core import actions, events
 from quire.replication.core.following import Step
 from quire.replication.core.messages import Open, Snapshot
-from quire.replication.driver import CheckedDriver, Device
 from quire.replication.lag import lag_of
+from quire.replication.ports import Device
+from quire.replication.replica import CheckedDriver
 from tests.replication.installing import DEEP, deep
-from tests.replication.running import Recorder
+from tests.replication.running import Recorder, connected
 from tests.replication.test_members import caught_up
 from tests.replication.test_shipping_cache import Streams
 from tests.replication.world import SimNode, World, values, voters
@@ -75,7 +76,7 @@ def driven(node: SimNode) -> tuple[CheckedDriver[None], Closing, Reminders, Inst
     """A driver that carries out what a node's core asks for; the world no longer does."""
     assert node.core is not None
     streams, device, owner = Closing(), Reminders(node.world), Installer()
-    driver = CheckedDriver(node.core, node.running, owner.ports, streams, cast("Device", device))
+    driver = connected(node.core, node.running, owner.ports, streams, cast("Device", device))
     return driver, streams, device, owner
 
 

@@ -11,11 +11,11 @@ from quire.log import Expiry, Log, LogOptions, Tail, wall_clock
 from quire.log.simulated import faulty
 from quire.replication.core import actions, events
 from quire.replication.core.messages import Snapshot
-from quire.replication.driver import CheckedDriver, Device
+from quire.replication.ports import Device
 from tests.replication import running
 from tests.replication.installing import deep
 from tests.replication.loopback import DEADLINE_S, until
-from tests.replication.running import Running, alone
+from tests.replication.running import Running, alone, connected
 from tests.replication.test_exhausted import Closing, Installer, Reminders
 from tests.replication.world import CLUSTER_ID, SimNode, World
 
@@ -70,7 +70,7 @@ async def test_segments_go_in_the_writer_s_thread_and_not_on_the_loop() -> None:
 
         node.device.failing = record
         expiring = Expiring(node)
-        node.replica.expire(expiring.begin)
+        node.replica.driver.expire(expiring.begin)
         await until(lambda: expiring.is_over)
 
         assert len(expiring.begun) == REMOVED
@@ -83,7 +83,7 @@ async def test_what_was_written_meanwhile_is_flushed_before_the_next_segment_goe
         await fill(node)
         before = len(node.device.journal)
         expiring = Expiring(node)
-        node.replica.expire(expiring.begin)
+        node.replica.driver.expire(expiring.begin)
         await until(lambda: expiring.is_over)
 
         stores = [what for what, name in node.device.journal[before:] if name.endswith(".store")]
@@ -97,7 +97,7 @@ async def test_no_segment_is_looked_for_once_its_removal_has_begun() -> None:
         node.device.holding_syncs = threading.Event()
         lowest = node.log.bounds.lowest_index
         expiring = Expiring(node, 1)
-        node.replica.expire(expiring.begin)
+        node.replica.driver.expire(expiring.begin)
         assert node.log.bounds.lowest_index > lowest
         assert node.replica.core.state.log.lowest_index == node.log.bounds.lowest_index
         node.device.holding_syncs.set()
@@ -108,7 +108,7 @@ async def test_a_removal_that_fails_halts_the_node_and_loses_nothing_above() -> 
     async with alone() as node:
         await fill(node)
         node.device.failing = lambda operation, _: operation == "remove"
-        node.replica.expire(Expiring(node).begin)
+        node.replica.driver.expire(Expiring(node).begin)
         await until(lambda: node.owner.halts)
 
         assert node.log.failure is not None
@@ -127,7 +127,7 @@ async def test_a_stop_amid_an_expiry_leaves_a_log_that_opens_above_what_went() -
             return False
 
         device.failing = hold
-        node.replica.expire(expiring.begin)
+        node.replica.driver.expire(expiring.begin)
         await until(lambda: len(expiring.begun) > 1)
         asyncio.get_running_loop().call_soon(stopping.set)  # Once the stop below waits for the thread.
     node.log.close()
@@ -184,7 +184,7 @@ def installing(applied: int) -> tuple[SimNode, list[tuple[str, bool]], list[bool
         answers.append(core.disk_answers)
 
     device = InBlocks(world, tick)
-    driver = CheckedDriver(core, node.running, owner.ports, Deaf(), cast("Device", device))
+    driver = connected(core, node.running, owner.ports, Deaf(), cast("Device", device))
     core.writer.begin_exclusive(core.state.awake)
     owner.applied_index = applied
 

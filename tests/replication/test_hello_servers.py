@@ -195,7 +195,7 @@ async def test_links_and_streams_with_a_peer_that_lacks_what_the_log_names_end_b
         node = cluster.make("n2")
         network = node.replica.network
         node.replica.start(session, nominated=False)
-        routes: dict[str, Handler] = {"/peer": network.link_server.serve, "/peer/stream": network.stream_server.serve}
+        routes: dict[str, Handler] = {"/peer": network.link_server.serve, "/peer/stream": network.streams.server.serve}
         async with listening(routes) as its_address:
             for purpose, path in (("peer", "/peer"), ("stream", "/peer/stream")):
                 dialled.append(await session.ws_connect(f"http://{its_address}{path}"))

@@ -67,15 +67,15 @@ async def test_a_leader_and_each_other_node_has_an_apply_lag_of_its_own() -> Non
     async with alone() as leader:
         end = leader.log.durable_index
         clock = leader.log.read_frame(end - 1).header.timestamp + SECOND
-        assert leader.replica.lag(clock).records == 0
-        assert leader.replica.apply_lag(end - 1, clock) == ApplyLag(1, 1.0)
-        assert leader.replica.apply_lag(end, clock) == NO_APPLY_LAG
+        assert leader.replica.lags.own(clock).records == 0
+        assert leader.replica.lags.own_apply(end - 1, clock) == ApplyLag(1, 1.0)
+        assert leader.replica.lags.own_apply(end, clock) == NO_APPLY_LAG
         behind = Position(durable_index=end - 1, applied_index=end - 1, digest=DIGEST, heard_at=0)
         late = Position(durable_index=end, applied_index=end - 1, digest=DIGEST, heard_at=0)
 
         def both(position: Position) -> tuple[int, int]:
             replica = leader.replica
-            return replica.lag_of(position, clock).records, replica.apply_lag_of(position, clock).records
+            return replica.lags.of(position, clock).records, replica.lags.apply_of(position, clock).records
 
         assert (both(behind), both(late)) == ((1, 0), (0, 1))
 
@@ -83,10 +83,10 @@ async def test_a_leader_and_each_other_node_has_an_apply_lag_of_its_own() -> Non
 async def test_a_lag_is_known_from_the_present_leader_s_report_of_the_last_election_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert not Cluster("n1", "n2", "n3").make("n3").replica.is_lag_known
+    assert not Cluster("n1", "n2", "n3").make("n3").replica.lags.is_known
     async with cluster_of("n1", "n2", "n3") as cluster:
         replica = cluster["n3"].replica
-        await until(lambda: replica.is_lag_known)
+        await until(lambda: replica.lags.is_known)
 
         with monkeypatch.context() as other:
             other.setattr(Core, "leader_id", "n2")
@@ -94,7 +94,7 @@ async def test_a_lag_is_known_from_the_present_leader_s_report_of_the_last_elect
         assert is_known(replica)
         with monkeypatch.context() as later:
             now = time_since_boot() + 2 * OPTIONS.election_timeout_us
-            later.setattr("quire.replication.replica.time_since_boot", lambda: now)
+            later.setattr("quire.replication.threads.time_since_boot", lambda: now)
             assert is_known(replica) is False, "that leader may have written for long since"
         assert is_known(replica)
 
@@ -104,12 +104,12 @@ async def test_what_may_be_committed_though_a_follower_has_not_heard_of_it_count
 ) -> None:
     async with cluster_of("n1", "n2", "n3") as cluster:
         follower, log = cluster["n3"].replica, cluster["n3"].log
-        await until(lambda: follower.commit_index == log.durable_index > 0)
+        await until(lambda: follower.core.commit_index == log.durable_index > 0)
         end = log.durable_index
         monkeypatch.setattr(Core, "commit_index", end - 1)  # Its stream hangs, while its link goes on.
-        assert follower.apply_lag(end - 1, 0) == NO_APPLY_LAG
-        assert follower.most_unapplied(end - 1, 0).records == 1
+        assert follower.lags.own_apply(end - 1, 0) == NO_APPLY_LAG
+        assert follower.lags.most_unapplied(end - 1, 0).records == 1
 
 
 def is_known(replica: Replica[None]) -> bool:
-    return replica.is_lag_known
+    return replica.lags.is_known

@@ -154,7 +154,7 @@ async def test_no_task_is_left_of_links_and_streams_that_were_being_closed_when_
         node = cluster.make("n2")
         network, before = node.replica.network, asyncio.all_tasks()
         node.replica.start(session, nominated=False)
-        routes: dict[str, Handler] = {"/peer": network.link_server.serve, "/peer/stream": network.stream_server.serve}
+        routes: dict[str, Handler] = {"/peer": network.link_server.serve, "/peer/stream": network.streams.server.serve}
         async with listening(routes) as its_address:
             link, _ = await dial(session, its_address, lambda: who("n3"), "n2", "peer", None, None)
             stream, _ = await dial(session, its_address, lambda: who("n3"), "n2", "stream", None, None)

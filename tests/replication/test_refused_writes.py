@@ -6,8 +6,9 @@ from typing import cast
 from quire.log import encode_blob
 from quire.replication import Reason, Write
 from quire.replication.core import CoreOptions
-from quire.replication.driver import CheckedDriver, Device, Done
-from tests.replication.running import Recorder, records
+from quire.replication.ports import Device, Done
+from quire.replication.replica import CheckedDriver
+from tests.replication.running import Recorder, connected, records
 from tests.replication.test_shipping_cache import Streams
 from tests.replication.world import SimNode, World
 
@@ -45,7 +46,7 @@ def leading() -> tuple[SimNode, CheckedDriver[None], SlowDevice, Recorder]:
     world.run_for(1)
     assert node.core is not None
     device, owner = SlowDevice(world), Recorder()
-    return node, CheckedDriver(node.core, node.running, owner.ports, Streams(), cast("Device", device)), device, owner
+    return node, connected(node.core, node.running, owner.ports, Streams(), cast("Device", device)), device, owner
 
 
 def blob(size: int) -> Write[None]:

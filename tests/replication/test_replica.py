@@ -216,7 +216,7 @@ async def test_a_leader_that_has_no_room_for_its_first_record_does_not_stay_lead
     fill(node, reserve=True)
     async with calling() as session:
         node.replica.start(session, nominated=True)
-        await until(lambda: node.replica.status().fitness.level is Level.NO_ROOM)
+        await until(lambda: node.replica.core.status().fitness.level is Level.NO_ROOM)
         assert not node.serves
         assert node.disk.promises.promise.epoch == 1
         await node.replica.stop()
@@ -296,7 +296,7 @@ async def test_a_stopped_replica_answers_a_read() -> None:
     async with alone() as node:
         await node.replica.stop()
 
-        node.replica.ask_read(7)
+        node.replica.driver.ask_read(7)
         await turns(20)
 
         assert node.owner.reads == {7: None}

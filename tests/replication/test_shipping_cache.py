@@ -8,8 +8,9 @@ from quire.log import Log, MemoryDirectory, walk_frames
 from quire.replication import Disk, PromiseFile
 from quire.replication.core import actions, events
 from quire.replication.core.messages import Ack, CrcMismatch, Open, OpenAnswer, PeerMessage
-from quire.replication.driver import Device, Driver
+from quire.replication.driver import Driver
 from quire.replication.net.wire import Shipment
+from quire.replication.ports import Device
 from tests.log.histories import CLUSTER_ID, SMALL, Clock
 
 
@@ -48,7 +49,7 @@ def shipping() -> tuple[Log, Streams, Driver[None]]:
     log = Log.open(directory, SMALL, cluster_id=CLUSTER_ID, clock=Clock(), standalone=False)
     streams = Streams()
     disk = Disk(log, PromiseFile.create(directory, bytes(16)))
-    # Shipping asks neither the core nor the owner.
+    # Shipping asks neither the core nor the node.
     driver: Driver[None] = Driver(cast("Any", None), disk, cast("Any", None), streams, cast("Device", Clocks()))
     return log, streams, driver
 

@@ -7,8 +7,9 @@ from quire.log import Tail
 from quire.log.simulated import faulty
 from quire.replication.core import actions, events
 from quire.replication.core.following import Step
-from quire.replication.driver import CheckedDriver, Device
-from tests.replication.running import Recorder
+from quire.replication.ports import Device
+from quire.replication.replica import CheckedDriver
+from tests.replication.running import Recorder, connected
 from tests.replication.test_exhausted import Reminders, divergent
 from tests.replication.test_expiry import Deaf
 from tests.replication.world import SimNode, World
@@ -41,7 +42,7 @@ def truncating() -> tuple[SimNode, CheckedDriver[None], Deaf, Later, Recorder]:
     world.run_until(lambda: node.has_stream)
     assert node.core is not None
     device, streams, owner = Later(world, node.storage), Deaf(), Recorder()
-    driver = CheckedDriver(node.core, node.running, owner.ports, streams, cast("Device", device))
+    driver = connected(node.core, node.running, owner.ports, streams, cast("Device", device))
     node.upstream.step = Step.TRUNCATING
     node.core.writer.begin_exclusive(world.now)
     return node, driver, streams, device, owner

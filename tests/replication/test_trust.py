@@ -249,7 +249,7 @@ async def test_invented_ids_fill_neither_the_links_nor_what_is_reported() -> Non
 
         assert len(dialled()) == MAX_MEMBERS
         assert "n2" in dialled()
-        assert (network.reports.alarms, node.replica.positions, node.owner.positions) == ({}, {}, {})
+        assert (network.reports.alarms, node.replica.lags.positions, node.owner.positions) == ({}, {}, {})
         assert (node.owner.alarms, network.reports.codes, network.reports.foreign) == ([], {}, set())
 
 
@@ -331,7 +331,7 @@ async def test_an_observer_that_no_configuration_names_gets_its_lag_and_is_named
         await until(lambda: node.replica.network.is_linked("n9"))
         node.replica.network.message_received(observer, PositionReport(0, 0, bytes(16)))
         await until(lambda: any(isinstance(said, LagReport) and said.lag_bytes for _, said in told.said))
-        assert (node.replica.positions, node.owner.positions) == ({}, {})
+        assert (node.replica.lags.positions, node.owner.positions) == ({}, {})
         await node.replica.stop()
     await server.close()
 

@@ -11,17 +11,14 @@ every node.
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from quire.log import wall_clock
 from quire.sm import Applier, ApplyFailed
 
 from ...errors import ClusterError, SessionsFull, StateUnavailable
-from ...node.pending import FutureWaiter, WriteReply
+from ...node.components import Components
 from ...node.reading import late_read
-
-if TYPE_CHECKING:
-    from ...node.node import Node
+from ...node.writing import FutureWaiter, WriteReply
 
 
 class Opening(FutureWaiter):
@@ -68,26 +65,26 @@ class SessionOpenings:
         """How many names are being opened."""
         return len(self._under_way)
 
-    async def admit(self, node: "Node", name: str | None) -> Opening:
+    async def admit(self, components: Components, timeout_ms: int, name: str | None) -> Opening:
         """The waiter for the record that opens this name, or a session without one. Call `end` if it is not appended.
+
+        `components` are those of this node. It takes at most `timeout_ms`.
 
         Raises:
             SessionsFull: no more such sessions can be opened; nothing was written.
             NotLeader, NoLeader, StateUnavailable, Overloaded: this node cannot do it, or not now; nothing was written.
         """
-        if (error := node.not_leader() or node.refusal) is not None:
+        if (error := components.writing.not_now) is not None:
             raise error
         opening = Opening(name, self._under_way)
-        components = node.components
 
         def take(applier: Applier) -> None:
             if name is None or name not in self._under_way:
-                full = applier.sessions.full(name, len(self), _time_of(node))
+                full = applier.sessions.full(name, len(self), _time_of(components))
                 if full is not None:
                     raise SessionsFull(full.text)
             opening.count()
 
-        timeout_ms = node.config.request_timeout_ms
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await components.reading.caught_up()
@@ -96,17 +93,16 @@ class SessionOpenings:
             raise StateUnavailable(str(failure)) from failure
         except TimeoutError:
             opening.end()
-            raise StateUnavailable(late_read("linearizable", timeout_ms, node.backlog)) from None
+            raise StateUnavailable(late_read("linearizable", timeout_ms, components.writing.backlog)) from None
         except asyncio.CancelledError:
             opening.end()
             raise
         return opening
 
 
-def _time_of(node: "Node") -> int:
+def _time_of(components: Components) -> int:
     """The lowest timestamp that this leader's next frame can have, in microseconds (rule 5)."""
-    components = node.components
     newest = components.log.tail.timestamp
-    leader = components.replica.status().leader
-    ahead_us = None if leader is None else leader.clock_offsets_us.get(node.node_id)
+    status = components.replica.core.status()
+    ahead_us = None if status.leader is None else status.leader.clock_offsets_us.get(status.me.node_id)
     return newest if ahead_us is None else max(newest, wall_clock() - ahead_us)

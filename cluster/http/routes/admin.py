@@ -8,7 +8,7 @@ from quire.replication.core import NodeRole
 
 from ...compaction.retention import shown
 from ...errors import Malformed, NodeUnknown
-from ...node.membership import members_document
+from ...node.status import members_document
 from ..api import API
 from ..bodies import answer, decode_document, read_body
 from ..request import parameters_of
@@ -32,8 +32,8 @@ async def post_transfer(request: web.Request) -> web.StreamResponse:
     forwarded = await api.leader.forward(request, body, writes=False)
     if forwarded is not None:
         return forwarded
-    leader = target if target == node.node_id else await node.leadership.transfer(target)
-    return answer(request, {"leader": leader, "epoch": node.role.epoch})
+    leader = target if target == node.config.node else await node.leadership.transfer(target)
+    return answer(request, {"leader": leader, "epoch": node.leadership.role.epoch})
 
 
 async def get_members(request: web.Request) -> web.StreamResponse:
@@ -64,11 +64,13 @@ async def post_members(request: web.Request) -> web.StreamResponse:
         raise Malformed('the body is {"promote": node_id}')
     if promoted not in node.config.members:
         raise NodeUnknown(promoted, list(node.config.members))
-    if node.role.role is not NodeRole.LEADER:  # A leader that does not serve yet refuses by itself, with a reason.
+    if (
+        node.leadership.role.role is not NodeRole.LEADER
+    ):  # A leader that does not serve yet refuses by itself, with a reason.
         forwarded = await api.leader.forward(request, body, writes=True)
         if forwarded is not None:
             return forwarded
-    return answer(request, {"node_id": promoted, "changes": await node.promote(promoted)})
+    return answer(request, {"node_id": promoted, "changes": await node.components.promotions.promote(promoted)})
 
 
 async def post_snapshot(request: web.Request) -> web.StreamResponse:
@@ -78,7 +80,7 @@ async def post_snapshot(request: web.Request) -> web.StreamResponse:
     await read_body(request, 0)
     manifest = await node.components.compaction.snapshotting.take()
     taken = {"index": manifest.index, "bytes": manifest.size, "sha256": manifest.sha256.hex()}
-    return answer(request, {"node_id": node.node_id, **taken})
+    return answer(request, {"node_id": node.config.node, **taken})
 
 
 async def post_expire(request: web.Request) -> web.StreamResponse:
@@ -87,7 +89,7 @@ async def post_expire(request: web.Request) -> web.StreamResponse:
     parameters_of(request)
     body = await read_body(request, BODY_BYTES)
     gone = await node.components.compaction.expire(dry_run=bool(_field_of(request, body, "dry_run", bool)))
-    return answer(request, {"node_id": node.node_id, **shown(gone)})
+    return answer(request, {"node_id": node.config.node, **shown(gone)})
 
 
 async def post_accept_code(request: web.Request) -> web.StreamResponse:
@@ -101,7 +103,7 @@ async def post_accept_code(request: web.Request) -> web.StreamResponse:
     components = node.components
     await components.code.accept(components.codes())
     running, accepted = components.code.running.hex() or None, [code.hex() for code in components.code.accepted]
-    return answer(request, {"node_id": node.node_id, "code": running, "accepted_code": accepted})
+    return answer(request, {"node_id": node.config.node, "code": running, "accepted_code": accepted})
 
 
 def _field_of(request: web.Request, body: bytes, name: str, kind: type[Any]) -> Any:

@@ -5,7 +5,7 @@
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 
@@ -15,7 +15,8 @@ from quire.replication import Write
 from quire.sm import SESSION_CODES, Applier, ApplyFailed
 
 from ...errors import CommandsRefused, LimitExceeded, OutcomeUnknown, SessionRefused, WrongIndex
-from ...node.pending import FutureWaiter, WriteReply
+from ...node.components import Components, NodeView
+from ...node.writing import FutureWaiter, WriteReply
 from ..api import API, NodeApi
 from ..bodies import (
     JSON,
@@ -30,9 +31,6 @@ from ..bodies import (
 )
 from ..partial_answer import first_results, results_within
 from ..request import NO_SESSION, WriteId, parameters_of, write_id_of
-
-if TYPE_CHECKING:
-    from ...node.node import Node
 
 BODIES = (JSON, MSGPACK, NDJSON)
 
@@ -79,7 +77,10 @@ def records_written(request: web.Request, reply: WriteReply) -> web.Response:
 def _within_answer(request: web.Request, reply: WriteReply) -> tuple[WriteReply, dict[str, Any]]:
     """The part of a reply that fits into one answer, and {"cut": position} if that is not all of it."""
     encode = to_json if answer_type_of(request) == JSON else pack
-    count = results_within(reply, request.app[API].node.config.answer_bytes, encode)
+    limit = request.app[API].node.config.answer_bytes
+    if reply.surely_fits(limit):
+        return reply, {}
+    count = results_within(reply, limit, encode)
     return (first_results(reply, count), {"cut": count}) if count < len(reply.results) else (reply, {})
 
 
@@ -100,8 +101,8 @@ async def write_values(
         CommandsRefused, LimitExceeded: nothing was written.
         ClusterError: as `write_within_deadline`.
     """
-    node = api.node
-    refused = await node.check(values)
+    components = api.node.components
+    refused = await components.writing.check(values)
     if refused:
         raise CommandsRefused(refused)
     payload, count = pack_records(values, limit), len(values)
@@ -109,23 +110,23 @@ async def write_values(
     session, sequence = write_id
     waiter = FutureWaiter(applied=applied or session != 0)
     write = Write(payload, count, expected_index=expected_index, session=session, sequence=sequence, owner=waiter)
-    if session and count > node.session_window:
-        raise LimitExceeded("the number of records under a session", count, node.session_window)
+    if session and count > (window := components.sessions.window):
+        raise LimitExceeded("the number of records under a session", count, window)
     return await write_within_deadline(api, write)
 
 
 async def write_within_deadline(api: NodeApi, write: Write[FutureWaiter]) -> WriteReply:
-    """`Node.write` with a deadline of `request_timeout_ms`. Under a session it returns once the write is applied.
+    """`Writing.write` with a deadline of `request_timeout_ms`. Under a session it returns once the write is applied.
 
     Raises:
         SessionRefused: the session refused every record.
         Overloaded: more than the session's window would be in flight; nothing was written.
         OutcomeUnknown: `request_timeout_ms` passed first.
-        ClusterError: as `Node.write`.
+        ClusterError: as `Writing.write`.
     """
     if not write.session:
         return await _write(api.node, write)
-    with api.sessions.slots(write.session, write.count, api.node.session_window):
+    with api.sessions.slots(write.session, write.count, api.node.components.sessions.window):
         reply = await _write(api.node, write)
     if len(reply.refused) == reply.count and all(code in SESSION_CODES for _, code, _ in reply.refused):
         _, code, text = reply.refused[0]
@@ -133,25 +134,26 @@ async def write_within_deadline(api: NodeApi, write: Write[FutureWaiter]) -> Wri
     return reply
 
 
-async def _write(node: "Node", write: Write[FutureWaiter]) -> WriteReply:
+async def _write(node: NodeView, write: Write[FutureWaiter]) -> WriteReply:
+    components = node.components
     try:
         async with asyncio.timeout(node.config.request_timeout_ms / 1000):
             try:
-                return await node.write(write)
+                return await components.writing.write(write)
             except WrongIndex as error:
                 if not write.session:
                     raise
-                again = await _as_retry(node, write, error)
-            return await node.write(again)
+                again = await _as_retry(components, write, error)
+            return await components.writing.write(again)
     except TimeoutError:
         timeout_ms = node.config.request_timeout_ms
         reason = f"no majority acknowledged the write within {timeout_ms} ms"
-        if write.owner.applied and (backlog := node.backlog):
+        if write.owner.applied and (backlog := components.writing.backlog):
             reason = f"the write was not applied within {timeout_ms} ms: {backlog}"
         raise OutcomeUnknown(reason) from None
 
 
-async def _as_retry(node: "Node", write: Write[FutureWaiter], wrong_index: WrongIndex) -> Write[FutureWaiter]:
+async def _as_retry(components: Components, write: Write[FutureWaiter], wrong_index: WrongIndex) -> Write[FutureWaiter]:
     """The same write of a session without the expected index, if it has been written before.
 
     The log has grown since, so a retry cannot get the index of its original; its answer is the recorded reply. The
@@ -165,7 +167,6 @@ async def _as_retry(node: "Node", write: Write[FutureWaiter], wrong_index: Wrong
         OutcomeUnknown: this node has stopped applying; an earlier copy may have been written.
         NotLeader, NoLeader, StateUnavailable: as `Reading.linearize`.
     """
-    components = node.components
 
     def judge(applier: Applier) -> Write[FutureWaiter]:
         status = applier.sessions.find(write.session)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 
@@ -16,13 +16,13 @@ from quire.log.json_text import to_json
 from quire.sm import ApplyFailed
 
 from ...errors import Expired, Malformed, OutOfBounds
+from ...node.components import NodeView
+from ...node.status import visible_bounds
+from ..admission.admission import ADMISSION
 from ..admission.concurrency import OneATurn
-from ..api import ADMISSION, API
+from ..api import API
 from ..bodies import MSGPACK, NDJSON, RAW_FRAMES, accepted
 from ..request import integer_of, parameters_of
-
-if TYPE_CHECKING:
-    from ...node.node import Node
 
 # Decoding a range blocks the event loop, so an answer holds less of it than of raw bytes.
 DECODED_RANGE_BYTES = 1 << 18
@@ -75,7 +75,7 @@ async def get_records(request: web.Request) -> web.StreamResponse:
         with api.long_polls.slot(request, request.app[ADMISSION].origin_of(request)):
             chunk = await _waited_for(node, asked, api.ranges)
     else:
-        bounds = node.visible_bounds
+        bounds = visible_bounds(node)
         from_index = bounds.lowest_index if asked.from_index is None else asked.from_index
         _refuse_outside(node, asked, from_index)
         chunk = await api.ranges.run(partial(_read, node, asked, from_index))
@@ -83,17 +83,17 @@ async def get_records(request: web.Request) -> web.StreamResponse:
     return web.Response(body=chunk.body, content_type=asked.content_type, headers=headers)
 
 
-async def _waited_for(node: "Node", asked: Range, turns: OneATurn) -> _Chunk:
+async def _waited_for(node: NodeView, asked: Range, turns: OneATurn) -> _Chunk:
     """The first chunk with a record; an empty one at the deadline, at the end of the range, or after a long scan."""
     deadline = time.monotonic() + asked.wait_s
-    index = node.visible_bounds.lowest_index if asked.from_index is None else asked.from_index
-    while index > node.visible_bounds.highest_index:  # As on a follower whose commit_index lags behind the leader's.
+    index = visible_bounds(node).lowest_index if asked.from_index is None else asked.from_index
+    while index > visible_bounds(node).highest_index:  # As on a follower whose commit_index lags behind the leader's.
         if not await node.visibility.next_growth(deadline - time.monotonic()):
             break
     _refuse_outside(node, asked, index)
     scanned = 0
     while True:
-        if index < node.visible_bounds.highest_index:
+        if index < visible_bounds(node).highest_index:
             await _applied(node, index, deadline)
         chunk = await turns.run(partial(_read, node, asked, index))
         at_end = asked.to_index is not None and chunk.next_index >= asked.to_index
@@ -101,12 +101,12 @@ async def _waited_for(node: "Node", asked: Range, turns: OneATurn) -> _Chunk:
         if chunk.count or at_end or scanned >= SCANNED_RECORDS or time.monotonic() >= deadline:
             return chunk
         index = chunk.next_index
-        if index >= node.visible_bounds.highest_index:
+        if index >= visible_bounds(node).highest_index:
             if not await node.visibility.next_growth(deadline - time.monotonic()):
                 return chunk
 
 
-async def _applied(node: "Node", index: int, deadline: float) -> None:
+async def _applied(node: NodeView, index: int, deadline: float) -> None:
     """Wait briefly for the machine to reach a visible record: only then is it known whether the record executed."""
     wait_s = min(APPLIED_WAIT_S, deadline - time.monotonic())
     with suppress(TimeoutError, ApplyFailed):
@@ -152,8 +152,8 @@ def _shard_of(parameters: Mapping[str, str]) -> tuple[int, int]:
     return shard, shards
 
 
-def _refuse_outside(node: "Node", asked: Range, index: int) -> None:
-    bounds = node.visible_bounds
+def _refuse_outside(node: NodeView, asked: Range, index: int) -> None:
+    bounds = visible_bounds(node)
     if asked.to_index is not None and asked.to_index < index:
         raise Malformed(f"to={asked.to_index} is below from={index}")
     if index < bounds.lowest_index:
@@ -162,12 +162,13 @@ def _refuse_outside(node: "Node", asked: Range, index: int) -> None:
         raise OutOfBounds(index, bounds.lowest_index, bounds.highest_index)
 
 
-def _read(node: "Node", asked: Range, from_index: int) -> _Chunk:
+def _read(node: NodeView, asked: Range, from_index: int) -> _Chunk:
     """As much of the range as one answer holds, from an index within the bounds."""
-    highest = node.visible_bounds.highest_index
+    highest = visible_bounds(node).highest_index
     to_index = highest if asked.to_index is None else min(asked.to_index, highest)
     raw, next_index = b"", from_index
-    if asked.content_type != RAW_FRAMES and from_index < (applied := node.applied_index) < to_index:
+    applied = 0 if node.formed is None else node.formed.applying.applied_index
+    if asked.content_type != RAW_FRAMES and from_index < applied < to_index:
         to_index = applied  # Whether the rest executed is not known yet; the next answer begins there.
     if from_index < to_index:
         raw, next_index = node.components.reading.read_frames(from_index, asked.max_bytes)

@@ -1,7 +1,6 @@
 """`/records` and `/index_bounds`: appending values and reading one record. (`ranges.py` reads many.)"""
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -10,16 +9,15 @@ from quire.replication import Write
 
 from ...config.serve import FRAME_OVERHEAD_BYTES
 from ...errors import Malformed, NotInThisMode, StateUnavailable
-from ...node.pending import FutureWaiter
+from ...node.components import NodeView
 from ...node.reading import Consistency, late_read
+from ...node.status import visible_bounds
+from ...node.writing import FutureWaiter
 from ..api import API
 from ..bodies import JSON, MSGPACK, NDJSON, OCTETS, answer, content_type_of, decode_records, read_body
 from ..request import WriteId, integer_of, parameters_of, parse_integer, write_id_of
 from .commands import records_written, write_values, write_within_deadline
 from .ranges import KIND_NAMES
-
-if TYPE_CHECKING:
-    from ...node.node import Node
 
 BIN_LIMIT_BYTES = 1 << 20  # Raw bytes up to this size are a record of type bin, longer ones a blob.
 BODIES = (OCTETS, MSGPACK, NDJSON, JSON)
@@ -54,7 +52,7 @@ async def post_records(request: web.Request) -> web.StreamResponse:
     return records_written(request, reply)
 
 
-def _blob(node: "Node", body: bytes, expected_index: int | None, write_id: WriteId) -> Write[FutureWaiter]:
+def _blob(node: NodeView, body: bytes, expected_index: int | None, write_id: WriteId) -> Write[FutureWaiter]:
     if node.machine_name != "log":
         raise NotInThisMode(
             f"raw bytes above {BIN_LIMIT_BYTES} are a blob; the machine {node.machine_name} takes none, only log does"
@@ -80,20 +78,20 @@ async def get_index_bounds(request: web.Request) -> web.StreamResponse:
         if forwarded is not None:
             return forwarded
         await _pass_barrier(api.node)
-    bounds = api.node.visible_bounds
+    bounds = visible_bounds(api.node)
     return answer(request, {"lowest_index": bounds.lowest_index, "highest_index": bounds.highest_index})
 
 
-async def _pass_barrier(node: "Node") -> None:
+async def _pass_barrier(node: NodeView) -> None:
     """Return when a majority confirmed that this node leads. Raises NotLeader, NoLeader, StateUnavailable."""
-    if (error := node.not_leader()) is not None:
+    if (error := node.leadership.not_leader()) is not None:
         raise error
-    timeout_ms = node.config.request_timeout_ms
+    components, timeout_ms = node.components, node.config.request_timeout_ms
     try:
         async with asyncio.timeout(timeout_ms / 1000):
-            await node.components.reading.barrier()
+            await components.reading.barrier()
     except TimeoutError:
-        raise StateUnavailable(late_read(Consistency.LINEARIZABLE, timeout_ms, node.backlog)) from None
+        raise StateUnavailable(late_read(Consistency.LINEARIZABLE, timeout_ms, components.writing.backlog)) from None
 
 
 async def post_truncate(request: web.Request) -> web.Response:

@@ -13,7 +13,7 @@ from ...errors import (
     SessionsFull,
     SessionUnknown,
 )
-from ...node.pending import FutureWaiter
+from ...node.writing import FutureWaiter
 from ..api import API
 from ..bodies import answer, decode_document, read_body
 from ..request import integer_of, parameters_of, parse_integer
@@ -37,7 +37,8 @@ async def post_sessions(request: web.Request) -> web.StreamResponse:
     forwarded = await api.leader.forward(request, body, writes=True)
     if forwarded is not None:
         return forwarded
-    opening = await api.openings.admit(api.node, name)
+    components, config = api.node.components, api.node.config
+    opening = await api.openings.admit(components, config.request_timeout_ms, name)
     write = Write(encode_system({"type": "open_session", "name": name}), 1, kind=Kind.SYSTEM, owner=opening)
     try:
         reply = await write_within_deadline(api, write)
@@ -48,8 +49,8 @@ async def post_sessions(request: web.Request) -> web.StreamResponse:
         raise
     if reply.refused:
         raise SessionsFull(reply.refused[0][2])
-    window = min(api.node.session_window, api.node.config.max_commands)
-    limits = {"session_window": window, "max_request_bytes": api.node.config.max_request_bytes}
+    window = min(components.sessions.window, config.max_commands)
+    limits = {"session_window": window, "max_request_bytes": config.max_request_bytes}
     return answer(request, {**reply.results[0], **limits})
 
 
@@ -73,7 +74,7 @@ async def get_session(request: web.Request) -> web.StreamResponse:
     forwarded = await api.leader.forward(request, None, writes=False)
     if forwarded is not None:
         return forwarded
-    status = await api.node.session(session)
+    status = await api.node.components.sessions.find(session)
     if status is None:
         raise SessionUnknown(session)
     return answer(request, status._asdict())
@@ -94,7 +95,7 @@ async def get_sessions(request: web.Request) -> web.StreamResponse:
     if forwarded is not None:
         return forwarded
     most = PAGE_SESSIONS if limit is None else limit
-    found, following = await api.node.sessions(-1 if after is None else after, max(1, most), prefix)
+    found, following = await api.node.components.sessions.page(-1 if after is None else after, max(1, most), prefix)
     rows = [{**status._asdict(), "used_at": used_at} for status, used_at in found]
     return answer(request, {"sessions": rows, "next": following})
 

@@ -2,21 +2,19 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 
 from quire.log import PayloadInvalid
 
 from ...errors import LimitExceeded, MachineFailed, Malformed, StateUnavailable
+from ...node.components import NodeView
 from ...node.reading import Consistency, Staleness, StateAnswer, late_read
 from ..api import API
 from ..bodies import JSON, MSGPACK, answer, content_type_of, decode_query, read_body
 from ..request import integer_of, parameters_of, seconds_of
 from ..sizes import size_up_to
-
-if TYPE_CHECKING:
-    from ...node.node import Node
 
 UNAPPLIED = "Quire-Unapplied"
 
@@ -75,18 +73,18 @@ def _consistency_of(request: web.Request) -> tuple[Consistency, Staleness]:
 
 
 async def _query(
-    node: "Node",
+    node: NodeView,
     question: Any,
     consistency: Consistency,
     allowed: Staleness,
     encode: Callable[[StateAnswer], web.Response],
 ) -> web.Response:
-    timeout_ms = node.config.request_timeout_ms
+    components, timeout_ms = node.components, node.config.request_timeout_ms
     try:
         async with asyncio.timeout(timeout_ms / 1000):
-            return await node.components.reading.query(question, consistency, allowed, encode)
+            return await components.reading.query(question, consistency, allowed, encode)
     except TimeoutError:
-        raise StateUnavailable(late_read(consistency, timeout_ms, node.backlog)) from None
+        raise StateUnavailable(late_read(consistency, timeout_ms, components.writing.backlog)) from None
 
 
 def _bounded(request: web.Request, document: dict[str, Any], unapplied: int, what: str) -> web.Response:

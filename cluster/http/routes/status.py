@@ -4,6 +4,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from ...node.fitness import fitness_alarms
+from ...node.status import node_status, not_ready_reasons
 from ..api import API
 from ..bodies import answer
 from ..problems import NotReady
@@ -15,13 +16,13 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})
 async def get_status(request: web.Request) -> web.Response:
     """This node's status: role, epoch, indices, lag, digest; `docs/architecture.md` lists the fields."""
     parameters_of(request)
-    return answer(request, request.app[API].node.status())
+    return answer(request, node_status(request.app[API].node))
 
 
 async def get_healthz(request: web.Request) -> web.Response:
     """200 as long as this process answers and its files are in place; otherwise a problem that says what to do."""
     parameters_of(request)
-    if stranded := request.app[API].node.stranded:
+    if stranded := request.app[API].node.health.stranded:
         raise NotReady([f"the node has halted: {stranded}"])
     return answer(request, {"alive": True})
 
@@ -30,7 +31,7 @@ async def get_readyz(request: web.Request) -> web.Response:
     """200 if this node can serve, with its alarms; otherwise a problem with the reasons."""
     parameters_of(request)
     node = request.app[API].node
-    reasons, alarms = node.not_ready_reasons(), fitness_alarms(node)
+    reasons, alarms = not_ready_reasons(node), fitness_alarms(node)
     if reasons:
         raise NotReady([*reasons, *(alarm for alarm in alarms if not any(alarm in reason for reason in reasons))])
     return answer(request, {"ready": True, "alarms": alarms})

@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_KEEPCNT, TCP_KEEPIDLE, TCP_KEEPINTVL
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 from aiohttp import WSMsgType, web
@@ -28,6 +28,7 @@ from quire.log.packing import array_head
 from quire.replication import Write
 from quire.replication.net.streams import Outbox
 
+from ...config.serve import ServeConfig
 from ...errors import (
     ClusterError,
     CommandsRefused,
@@ -36,19 +37,18 @@ from ...errors import (
     OutcomeUnknown,
     SequenceRefused,
 )
+from ...node.components import Components
+from ...node.writing import WriteReply
 from ...values import DEPTH_LIMIT, refuse_unstorable, unpack_msgpack
+from ..admission.admission import ADMISSION
 from ..admission.decoding import LARGE_BYTES
 from ..admission.slow_callers import close, done_or_stalled
 from ..admission.streams import OpenStream
-from ..api import ADMISSION, API
+from ..api import API
 from ..forwarding import MESSAGES
 from ..partial_answer import first_results, results_within
 from ..problems import problem_of
 from ..request import REQUEST_ID_KEY, parameters_of, parse_integer
-
-if TYPE_CHECKING:
-    from ...node.node import Node
-    from ...node.pending import WriteReply
 
 WINDOW_BYTES = 4 << 20
 MESSAGE_OVERHEAD_BYTES = 64
@@ -70,13 +70,15 @@ async def commands_stream(request: web.Request) -> web.StreamResponse:
     if "Upgrade" in request.headers and not socket.can_prepare(request):
         await socket.prepare(request)  # It raises an error that says what is wrong with the handshake.
     origin = request.app[ADMISSION].origin_of(request)
-    if not node.is_leader:
+    if not node.leadership.is_leader:
         with api.streams.slot(origin) as slot:
             return await api.leader.carry(request, socket, slot)
-    await node.require_session(session)
+    components = node.components
+    await components.sessions.require(session)
     with api.streams.slot(origin) as slot:
         await socket.prepare(request)
-        await CommandStream(node, request, socket, session, slot).run(partial(api.streams.is_over, slot))
+        stream = CommandStream(components, node.config, request, socket, session, slot)
+        await stream.run(partial(api.streams.is_over, slot))
     return socket
 
 
@@ -94,14 +96,21 @@ class CommandStream:
     """One session's stream on the leader."""
 
     def __init__(
-        self, node: "Node", request: web.Request, socket: web.WebSocketResponse, session: int, slot: OpenStream
+        self,
+        components: Components,
+        config: ServeConfig,
+        request: web.Request,
+        socket: web.WebSocketResponse,
+        session: int,
+        slot: OpenStream,
     ) -> None:
-        self._node = node
+        self._writing = components.writing
+        self._config = config
         self._slot = slot
         self._request = request
         self._socket = socket
         self._session = session
-        self._window = min(node.session_window, node.config.max_commands)
+        self._window = min(components.sessions.window, config.max_commands)
         self._next_sequence: int | None = None
         self._in_flight_messages = 0
         self._in_flight_commands = 0
@@ -121,7 +130,7 @@ class CommandStream:
         try:
             await done_or_stalled(self._request, tasks, is_over)
             if self._failed and reader.done():  # Answers, and a problem, are still to be sent.
-                patience = self._node.config.request_timeout_ms / 1000
+                patience = self._config.request_timeout_ms / 1000
                 await asyncio.wait((carrier, ended), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
@@ -163,23 +172,23 @@ class CommandStream:
         self._next_sequence = sequence
         if len(commands) > self._window:
             raise LimitExceeded("the number of commands in a message", len(commands), self._window)
-        refused = await self._node.check(commands)
+        refused = await self._writing.check(commands)
         if refused:
             raise CommandsRefused(refused)
         waiter = StreamWaiter(self, sequence, len(commands), len(payload))
-        self._node.propose(Write(payload, len(commands), session=self._session, sequence=sequence, owner=waiter))
+        self._writing.propose(Write(payload, len(commands), session=self._session, sequence=sequence, owner=waiter))
         self._next_sequence = sequence + len(commands)
         self._in_flight_messages += 1
         self._slot.sent()
         self._in_flight_commands += waiter.commands
         self._in_flight_bytes += waiter.size
 
-    def answered(self, waiter: "StreamWaiter", reply: "WriteReply") -> None:
+    def answered(self, waiter: "StreamWaiter", reply: WriteReply) -> None:
         """A message was applied: send its answer, after those of the previous messages."""
         index = None if reply.repeated else reply.index
         fields: list[Any] = [waiter.sequence, index, reply.epoch, reply.results, reply.refused]
-        count = results_within(reply, self._node.config.answer_bytes, pack)
-        if count < len(reply.results):
+        limit = self._config.answer_bytes
+        if not reply.surely_fits(limit) and (count := results_within(reply, limit, pack)) < len(reply.results):
             part = first_results(reply, count)
             fields[3:] = [part.results, part.refused, count]
         answer = pack(fields)
@@ -223,7 +232,7 @@ class CommandStream:
 
 
 class StreamWaiter:
-    """Receives the reply to one message of a stream. Implements `quire.cluster.node.pending.Waiter`."""
+    """Receives the reply to one message of a stream. Implements `quire.cluster.node.writing.Waiter`."""
 
     __slots__ = ("_stream", "applied", "commands", "sequence", "size")
 
@@ -234,7 +243,7 @@ class StreamWaiter:
         self.size = size
         self.applied = True
 
-    def answer(self, reply: "WriteReply") -> None:
+    def answer(self, reply: WriteReply) -> None:
         """Pass the reply on."""
         self._stream.answered(self, reply)
 

@@ -74,7 +74,7 @@ class FalseLeader:
         """Have a node follow the stranger in a new epoch; return what `serve` says of its stream, which then ends."""
         node_id = target.config.node
         async with asyncio.timeout(DEADLINE_S), self._member.dialled(target.config.listen, node_id) as link:
-            while target.node.failure is None:
+            while target.node.health.failure is None:
                 epoch = await self._heard_by(target, link)
                 with suppress(TimeoutError):  # It has promised somebody else meanwhile.
                     async with asyncio.timeout(FOLLOWED_S):
@@ -83,7 +83,7 @@ class FalseLeader:
 
     async def _heard_by(self, target: RunningNode, link: Line) -> int:
         """Say that the stranger leads in a new epoch, which is returned."""
-        epoch, me = target.node.components.replica.status().promise.epoch + 1, self._member.info
+        epoch, me = target.node.components.replica.core.status().promise.epoch + 1, self._member.info
         await link.say(encode(Heartbeat(Promise(epoch, me.node_id, me.incarnation), 1, 1)))
         return epoch
 
@@ -122,7 +122,7 @@ class FalseLeader:
 
         async def serve(line: Line, opening: Open, change: Changed) -> bool:
             parts = self._trial.cluster.nodes[node_id].node.components
-            index, *_, crc32c = committed_end(parts.log, parts.replica.commit_index)
+            index, *_, crc32c = committed_end(parts.log, parts.replica.core.commit_index)
             verb = OpenVerb.RESUME if opening.highest_index == index else OpenVerb.TRUNCATE
             [answer] = to_messages(OpenAnswer(verb, index, crc32c, ""))
             await line.socket.send_bytes(answer)

@@ -76,9 +76,9 @@ class View(NamedTuple):
 def view_of(running: RunningNode, speaker: PeerInfo, *, next_epoch: bool = False) -> View:
     """As a node stands now; or what it has committed, and the promise to the speaker that leads in the next epoch."""
     parts, node = running.node.components, running.node
-    promise, tail = parts.replica.status().promise, parts.log.tail
+    promise, tail = parts.replica.core.status().promise, parts.log.tail
     if next_epoch:
-        tail = committed_end(parts.log, parts.replica.commit_index)
+        tail = committed_end(parts.log, parts.replica.core.commit_index)
         promise = Promise(promise.epoch + 1, speaker.node_id, speaker.incarnation)
     return View(
         speaker.node_id,
@@ -87,7 +87,7 @@ def view_of(running: RunningNode, speaker: PeerInfo, *, next_epoch: bool = False
         tuple(parts.log.epochs),
         *tail,
         (running.config.data_dir / GENESIS_FILE).read_bytes(),
-        node.digest,
+        node.components.applying.digest,
     )
 
 

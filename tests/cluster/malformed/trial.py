@@ -55,7 +55,7 @@ async def world(folder: Path, **settings: Any) -> AsyncGenerator[World]:
         cluster = await stack.enter_async_context(running_cluster(folder, peer_secret_file=secret, **settings))
         await cluster.commands("n1", ["add", 1])
         parts = cluster.nodes["n3"].node.components
-        me = parts.replica.status().me
+        me = parts.replica.core.status().me
         cluster_id = parts.replica.network.me().cluster_id
         config = cluster.nodes["n3"].config
         await cluster.stop("n3")
@@ -93,12 +93,12 @@ class Trial:
 
     def _of_role(self, role: str) -> RunningNode | None:
         nodes = self.cluster.nodes.values()
-        leader = next((running for running in nodes if running.node.is_leader), None)
+        leader = next((running for running in nodes if running.node.leadership.is_leader), None)
         if leader is None:
             return None
         if role == LEADER:
             return leader
-        return next((r for r in nodes if r is not leader and r.node.leader_id == leader.node.node_id), None)
+        return next((r for r in nodes if r is not leader and r.node.leadership.leader_id == leader.node.node_id), None)
 
     async def let_run(self) -> None:
         await self.cluster.ask(next(iter(self.cluster.nodes)), "GET", "/healthz")
@@ -108,8 +108,8 @@ class Trial:
         self.counted[kind, change.where] += 1
         self.answers["taken" if taken else "refused"] += 1
         for node_id, running in list(self.cluster.nodes.items()):
-            if running.node.failure is not None:
-                self.halts.append((f"{kind}.{change.where}: {change.how}", running.node.failure))
+            if running.node.health.failure is not None:
+                self.halts.append((f"{kind}.{change.where}: {change.how}", running.node.health.failure))
                 await self._hang_up()
                 await self.cluster.restart(node_id)
 
