@@ -232,18 +232,22 @@ class Installing:
 
     def snapshot_installed(self, index: int) -> None:
         """The log now begins at the fetched snapshot: replace the machine and remove the older snapshots."""
-        applier, self._applier, self._part, self.failure = self._applier, None, None, ""
-        if applier is None or applier.applied_index != index:
-            raise RuntimeError(f"the snapshot at {index} was installed but never read")
-        journal.info("snapshot installed", index=index, snapshot=snapshot_name(index))
         applying = self._after.applying
-        applying.continue_from(applier)
+        applying.continue_from(self.installed(index))
         older = [kept for kept in self._store.indices if kept < index]
         self._removing = watched_task(self._remove(older), f"removal of snapshots below {index}", self._failed)
         self._after.writes.resume()
         applying.report_failure()
         self._after.digests.installed(applying.applied_index, applying.digest)
         applying.visibility.grew()
+
+    def installed(self, index: int) -> Applier:
+        """The machine and the sessions of the snapshot that was just placed."""
+        applier, self._applier, self._part, self.failure = self._applier, None, None, ""
+        if applier is None or applier.applied_index != index:
+            raise RuntimeError(f"the snapshot at {index} was installed but never read")
+        journal.info("snapshot installed", index=index, snapshot=snapshot_name(index))
+        return applier
 
     async def _remove(self, older: list[int]) -> None:
         try:

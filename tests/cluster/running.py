@@ -111,7 +111,7 @@ class RunningCluster:
     async def lead(self, node_id: str) -> None:
         """Transfer leadership to a node, and wait until all follow it."""
         leader = next(running.node for running in self.nodes.values() if running.node.leadership.is_leader)
-        if leader.node_id != node_id:
+        if leader.config.node != node_id:
             await leader.leadership.transfer(node_id)
         await self.ready()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from aiohttp import ClientWebSocketResponse, WSMsgType
 
+from quire.cluster.node.status import node_status
 from quire.replication.core.messages import Last, Open, Promise
 from quire.replication.net.hello import LINK_FAILURES, PeerInfo, PeerRefused, dial
 from tests.cluster.conditions import replica_of
@@ -34,7 +35,7 @@ class Stranger:
 
     @property
     def leader(self) -> str:
-        leaders = [node_id for node_id, running in self.cluster.nodes.items() if running.node.is_leader]
+        leaders = [node_id for node_id, running in self.cluster.nodes.items() if running.node.leadership.is_leader]
         return leaders[0] if len(leaders) == 1 else ""
 
     def promise(self, above: int = 0) -> Promise:
@@ -98,7 +99,9 @@ class Stranger:
     def refused(self) -> dict[str, int]:
         """By node: how many messages it did not believe."""
         nodes = self.cluster.nodes.items()
-        return {node_id: sum(running.node.status().get("refused_messages", {}).values()) for node_id, running in nodes}
+        return {
+            node_id: sum(node_status(running.node).get("refused_messages", {}).values()) for node_id, running in nodes
+        }
 
     async def _tell_one(self, node_id: str, messages: tuple[bytes, ...], purpose: str, me: PeerInfo | None) -> str:
         try:

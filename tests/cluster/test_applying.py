@@ -10,8 +10,9 @@ import pytest
 
 from quire.cluster.errors import NodeStopping
 from quire.cluster.node import applying as module
-from quire.cluster.node.applying import Applying
-from quire.log import FrameHeader
+from quire.cluster.node.applying import Applying, ApplyPorts, Visibility
+from quire.cluster.node.digests import Digests
+from quire.log import FrameHeader, Log
 from quire.log.simulated import Disk
 from quire.sm import Applied, Applier, ApplyFailed, ArithmeticMachine, Context
 from tests.log.histories import open_log
@@ -25,7 +26,7 @@ class Told:
     def __init__(self) -> None:
         self.frames = 0
         self.results: list[Any] = []
-        self.failures: list[Exception] = []
+        self.failures: list[Exception | str] = []
 
     def applied(self, applied: Applied) -> None:
         self.frames += 1
@@ -34,11 +35,18 @@ class Told:
     def at_boundary(self, header: FrameHeader) -> None:
         pass
 
-    def apply_failed(self, failure: ApplyFailed) -> None:
-        self.failures.append(failure)
+    def end(self, reason: str) -> None:
+        self.failures.append(reason)
 
     def failed(self, error: Exception) -> None:
         self.failures.append(error)
+
+
+def applying_of(log: Log, applier: Applier, told: Told) -> Applying:
+    """Applying that reports to `told`."""
+    applying = Applying(log, applier, Visibility())
+    applying.connect(ApplyPorts(told, Digests(lambda *_: None), told, told))
+    return applying
 
 
 @pytest.mark.asyncio
@@ -50,7 +58,7 @@ async def test_what_is_committed_is_applied_once_the_log_can_be_read_again_and_n
     log.flush()
     assert len(log.segment_bases) > 3
     node = Told()
-    applying = Applying(log, Applier(ArithmeticMachine()), node)
+    applying = applying_of(log, Applier(ArithmeticMachine()), node)
     disk.exhausted = True
 
     applying.apply_to(log.durable_index)
@@ -152,7 +160,7 @@ async def test_the_loop_has_a_turn_between_the_slow_commands_of_a_frame_and_read
 ) -> None:
     log, node, machine = a_log([1] * 100, [1] * 100), Told(), QuickSum()
     monkeypatch.setattr(module, "time", machine.clock)
-    applying = Applying(log, Applier(machine), node)
+    applying = applying_of(log, Applier(machine), node)
 
     applying.apply_to(200)
     assert machine.total == 16  # The first step took longer than a slice: the next ones are shorter.
@@ -204,7 +212,7 @@ def test_the_digest_of_a_long_reply_has_a_step_of_its_own(
 @pytest.mark.asyncio
 async def test_a_machine_that_is_not_quick_has_a_thread_and_a_command_that_hangs_leaves_the_loop_free() -> None:
     log, node, machine = a_log([1, 2], [3]), Told(), Sum()
-    applying = Applying(log, Applier(machine), node)
+    applying = applying_of(log, Applier(machine), node)
     applying.apply_to(3)
     await until(lambda: machine.threads)
     found = asyncio.create_task(applying.at_boundary(total))
@@ -230,7 +238,7 @@ async def test_a_machine_that_is_not_quick_has_a_thread_and_a_command_that_hangs
 async def test_reads_do_not_hold_up_a_machine_with_a_thread_for_good() -> None:
     log, node, machine = a_log([1], [2], [3]), Told(), Sum()
     machine.go = threading.Semaphore(100)
-    applying = Applying(log, Applier(machine), node)
+    applying = applying_of(log, Applier(machine), node)
 
     async def read_on() -> None:
         while applying.applier.applied_index < 3:
@@ -247,7 +255,7 @@ async def test_reads_do_not_hold_up_a_machine_with_a_thread_for_good() -> None:
 @pytest.mark.asyncio
 async def test_a_failure_in_the_thread_stops_applying_and_tells_all_who_wait() -> None:
     log, node, machine = a_log([1, "fail", 2]), Told(), Sum()
-    applying = Applying(log, Applier(machine), node)
+    applying = applying_of(log, Applier(machine), node)
     applying.apply_to(3)
     await until(lambda: machine.threads)
     found, reached = asyncio.create_task(applying.at_boundary(total)), asyncio.create_task(applying.reached(3))
@@ -265,7 +273,7 @@ async def test_a_failure_in_the_thread_stops_applying_and_tells_all_who_wait() -
 @pytest.mark.asyncio
 async def test_an_installed_machine_goes_on_while_the_old_one_hangs_and_what_that_does_later_counts_nothing() -> None:
     log, node, old, new = a_log([1], [2], [3]), Told(), Sum(), Sum()
-    applying = Applying(log, Applier(old), node)
+    applying = applying_of(log, Applier(old), node)
     applying.apply_to(3)
     await until(lambda: old.threads)
     found = asyncio.create_task(applying.at_boundary(total))
@@ -317,7 +325,7 @@ def installed_at(index: int, log: Any, machine: Sum) -> Applier:
 @pytest.mark.asyncio
 async def test_a_read_in_the_old_machine_s_thread_ends_after_an_install_and_holds_nothing_of_the_new_one() -> None:
     log, node, old, new = a_log([1], [2]), Told(), Asked(), Asked()
-    applying = Applying(log, Applier(old), node)
+    applying = applying_of(log, Applier(old), node)
     of_old = asyncio.create_task(applying.at_boundary(total))
     await until(lambda: old.threads)
     of_new = asyncio.create_task(applying.at_boundary(total))
@@ -343,7 +351,7 @@ async def test_a_read_in_the_old_machine_s_thread_ends_after_an_install_and_hold
 @pytest.mark.asyncio
 async def test_an_installed_machine_goes_on_from_its_own_boundary_whatever_was_read_of_the_log_before() -> None:
     log, node, old, new = a_log([1], [2], [3], [4]), Told(), Sum(), Sum()
-    applying = Applying(log, Applier(old), node)
+    applying = applying_of(log, Applier(old), node)
     applying.apply_to(4)
     await until(lambda: old.threads)
 
@@ -358,7 +366,7 @@ async def test_an_installed_machine_goes_on_from_its_own_boundary_whatever_was_r
 @pytest.mark.asyncio
 async def test_who_waits_for_an_index_waits_no_longer_once_an_installed_machine_has_it() -> None:
     log, node, new = a_log([1], [2], [3]), Told(), Sum()
-    applying = Applying(log, Applier(Sum()), node)
+    applying = applying_of(log, Applier(Sum()), node)
     held, beyond = asyncio.create_task(applying.reached(2)), asyncio.create_task(applying.reached(3))
     await asyncio.sleep(0)
 
@@ -376,7 +384,7 @@ async def test_who_waits_for_an_index_waits_no_longer_once_an_installed_machine_
 @pytest.mark.asyncio
 async def test_an_installed_machine_has_failed_at_nothing_and_is_behind_nothing_that_its_snapshot_holds() -> None:
     log, node, failed, new = a_log(["fail"], [2], [3]), Told(), Sum(), Sum()
-    applying = Applying(log, Applier(failed), node)
+    applying = applying_of(log, Applier(failed), node)
     applying.apply_to(1)
     failed.go.release()
     with pytest.raises(ApplyFailed):
@@ -408,7 +416,7 @@ async def test_the_end_of_the_old_machine_s_frame_that_waits_for_a_turn_ends_no_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log, node, old, new, clock = a_log([1], [2]), Told(), Sum(), Sum(), Leaping()
-    applying = Applying(log, Applier(old), node)
+    applying = applying_of(log, Applier(old), node)
     applying.apply_to(1)
     await until(lambda: old.threads)
     monkeypatch.setattr(module, "time", clock)
@@ -438,7 +446,7 @@ async def test_what_executed_is_known_of_what_was_applied_since_the_start_or_the
     log.append([3], session=99, sequence=1)
     log.append([4])
     log.flush()
-    applying = Applying(log, Applier(QuickSum()), Told())
+    applying = applying_of(log, Applier(QuickSum()), Told())
     applying.apply_to(2)
     assert [applying.executed(index) for index in range(4)] == [False, True, None, None]
 
@@ -453,7 +461,7 @@ async def test_what_executed_is_known_of_what_was_applied_since_the_start_or_the
 @pytest.mark.asyncio
 async def test_a_stop_does_not_wait_for_a_command_that_hangs_and_ends_those_who_wait_to_read() -> None:
     log, node, machine = a_log([1]), Told(), Sum()
-    applying = Applying(log, Applier(machine), node)
+    applying = applying_of(log, Applier(machine), node)
     applying.apply_to(1)
     await until(lambda: machine.threads)
     found = asyncio.create_task(applying.at_boundary(total))

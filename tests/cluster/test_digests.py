@@ -158,12 +158,12 @@ async def test_the_digest_of_an_installed_state_takes_the_place_of_all_that_a_no
         installed = Applier(replaced.machine, boundary=boundary, sessions=replaced.sessions)
         monkeypatch.setattr(node.components.compaction.installing, "installed", lambda _: installed)
 
-        node.snapshot_installed(installed.applied_index)
+        node.components.compaction.installing.snapshot_installed(installed.applied_index)
 
-        node.position_reported("n2", before, B)
-        node.position_reported("n3", installed.applied_index, A)
+        node.digests.reported("n2", before, B)
+        node.digests.reported("n3", installed.applied_index, A)
         assert (own not in (A, B), node.digests.differing) == (True, {})
-        node.position_reported("n3", installed.applied_index, B)
+        node.digests.reported("n3", installed.applied_index, B)
         assert node.digests.differing == {"n3": Difference(installed.applied_index, B, A)}
 
 

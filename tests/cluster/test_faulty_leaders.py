@@ -111,6 +111,6 @@ async def test_a_follower_that_cannot_append_says_so_and_the_leader_goes_on(
             cluster,
             lambda: (
                 (node.components.applying.applied_index, node.components.applying.digest)
-                == (other.applied_index, other.digest)
+                == (other.components.applying.applied_index, other.components.applying.digest)
             ),
         )

@@ -12,8 +12,7 @@ from quire.cluster.compaction import installing as module
 from quire.cluster.compaction.installing import Installing
 from quire.log import Tail
 from quire.log.simulated import Disk
-from quire.replication.core import actions
-from quire.replication.core.messages import Snapshot
+from quire.replication.core import actions, events
 from quire.replication.net.snapshots import SnapshotFetch, SnapshotRefused
 from quire.sm import (
     ArithmeticMachine,
@@ -76,17 +75,20 @@ class Leader:
 
 
 class Told:
-    """A replica that keeps what a fetch reports."""
+    """A driver that keeps what a fetch reports, and what continues from an install."""
 
     def __init__(self) -> None:
         self.fetched: list[int] = []
         self.failed: list[int] = []
 
-    def snapshot_fetched(self, stream_id: int, snapshot: Snapshot) -> None:
-        self.fetched.append(stream_id)
-
-    def fetch_failed(self, stream_id: int, reason: str) -> None:
-        self.failed.append(stream_id)
+    def step(self, event: events.Event) -> None:
+        match event:
+            case events.SnapshotFetched(stream_id):
+                self.fetched.append(stream_id)
+            case events.FetchFailed(stream_id):
+                self.failed.append(stream_id)
+            case _:
+                raise AssertionError(event)
 
 
 class Follower:
@@ -99,13 +101,13 @@ class Follower:
         monkeypatch.setattr(module, "AGAIN_AFTER_S", 0.0)
         store = SnapshotStore.open(self.disk.directory(), OWNER)
         dial = cast("Any", (None, None, None))
-        replica = cast("Any", self.told)
+        after, step = cast("Any", None), self.told.step
         self.installing = Installing(
-            store, replica, ArithmeticMachine, Sessions, dial, lambda _: "n1:1", self.faults.append
+            store, step, ArithmeticMachine, Sessions, dial, lambda _: "n1:1", after, self.faults.append
         )
 
     def fetch(self, stream_id: int) -> None:
-        self.installing.fetch(actions.FetchSnapshot(stream_id, "n1", INDEX))
+        self.installing.fetch_snapshot(actions.FetchSnapshot(stream_id, "n1", INDEX))
 
 
 async def until(is_so: Callable[[], object]) -> None:
@@ -140,7 +142,7 @@ async def test_a_newer_fetch_begins_when_the_earlier_one_writes_no_more_and_it_a
     await until(lambda: follower.told.fetched)
 
     assert (follower.told.fetched, follower.told.failed, follower.faults) == ([3], [], [])
-    follower.installing.place(INDEX)
+    follower.installing.place_snapshot(INDEX)
     assert follower.installing.installed(INDEX).applied_index == INDEX
     await follower.installing.stop()
 
@@ -174,14 +176,14 @@ async def test_only_the_snapshot_that_was_fetched_is_placed_and_an_earlier_failu
     await until(lambda: follower.told.failed)
     assert "says the test" in installing.failure
     with pytest.raises(OSError, match="no snapshot at"):
-        installing.place(INDEX)
+        installing.place_snapshot(INDEX)
 
     follower.leader.refuses = False
     follower.fetch(2)
     await until(lambda: follower.told.fetched)
     with pytest.raises(OSError, match="no snapshot at"):
-        installing.place(INDEX - 1)
-    installing.place(INDEX)
+        installing.place_snapshot(INDEX - 1)
+    installing.place_snapshot(INDEX)
     installing.installed(INDEX)
 
     assert installing.failure == ""

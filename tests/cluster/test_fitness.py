@@ -139,10 +139,10 @@ async def test_a_full_node_says_so_though_it_is_not_ready_for_another_reason(
         monkeypatch.setattr(os, "posix_fallocate", _full)
         n2 = cluster.nodes["n2"].node
         async with asyncio.timeout(DEADLINE_S):
-            while n2.status()["fitness"]["level"] != Level.NO_ROOM:
+            while node_status(n2)["fitness"]["level"] != Level.NO_ROOM:
                 await write(cluster, b'["add", 0],' * 999 + b'["add", 0]')
             await cluster.stop("n1")
-            while n2.leader_id is not None:
+            while n2.leadership.leader_id is not None:
                 await cluster.ask("n2", "GET", "/healthz")
         ready = await cluster.ask("n2", "GET", "/readyz")
         assert ready.status == 503

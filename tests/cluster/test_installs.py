@@ -78,8 +78,8 @@ def caught_up(cluster: RunningCluster, node_id: str) -> Callable[[], bool]:
     def holds() -> bool:
         node, leader = cluster.nodes[node_id].node, cluster.nodes["n1"].node
         return (node.components.applying.applied_index, node.components.applying.digest) == (
-            leader.applied_index,
-            leader.digest,
+            leader.components.applying.applied_index,
+            leader.components.applying.digest,
         )
 
     return holds
@@ -200,7 +200,7 @@ async def test_who_waits_for_more_to_read_looks_again_when_a_snapshot_was_instal
         waiting = asyncio.create_task(node.visibility.next_growth(DEADLINE_S / 10))
         await asyncio.sleep(0)
 
-        node.snapshot_installed(node.components.applying.applied_index)
+        node.components.compaction.installing.snapshot_installed(node.components.applying.applied_index)
 
         assert await waiting
 

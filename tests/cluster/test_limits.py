@@ -15,6 +15,7 @@ from quire.cluster.errors import LimitExceeded
 from quire.cluster.http.admission.addresses import LEAST_SHARE
 from quire.cluster.http.admission.admission import ADMISSION
 from quire.cluster.http.admission.connections import ConnectionLimit
+from quire.cluster.http.routes.peers import PEER_ROUTES
 from quire.cluster.http.routes.sessions import BODY_BYTES, NAME_CHARACTERS
 from quire.cluster.node.status import visible_bounds
 from quire.cluster.node.writing import FutureWaiter
@@ -22,6 +23,7 @@ from quire.log import Kind, encode_blob
 from quire.replication import Write
 from quire.replication.address import host_and_port
 from quire.replication.coalesce import RUN_BYTES
+from quire.replication.core.status import Queues
 from quire.sm import SESSION_WINDOW
 from tests.cluster.conditions import held, replica_of
 from tests.cluster.running import Reply, RunningCluster, running_cluster
@@ -55,10 +57,16 @@ async def add_0(cluster: RunningCluster, at: str, headers: dict[str, str] | None
     return await cluster.ask(at, "POST", "/commands", body, JSON, headers)
 
 
+def queues_of(cluster: RunningCluster) -> Queues:
+    leader = replica_of(cluster).core.status().leader
+    assert leader is not None
+    return leader.queues
+
+
 async def waiting(cluster: RunningCluster, count: int) -> None:
     """Return when `count` requests wait for the leader's writer."""
     async with asyncio.timeout(DEADLINE_S):
-        while replica_of(cluster).queues.waiting_requests < count:
+        while queues_of(cluster).waiting_requests < count:
             await cluster.ask("n1", "GET", "/healthz")
 
 
@@ -147,12 +155,12 @@ async def test_as_many_writes_as_the_limit_wait_and_one_more_is_overloaded(
     with held(cluster, **limit):
         writes = [asyncio.create_task(add_0(cluster, at)) for _ in range(3)]
         await waiting(cluster, 3)
-        queues = replica_of(cluster).queues
+        queues = queues_of(cluster)
 
         refused = await add_0(cluster, at)
         flood = await asyncio.gather(*(add_0(cluster, at) for _ in range(200)))
 
-        assert replica_of(cluster).queues == queues
+        assert queues_of(cluster) == queues
         assert queues.waiting_bytes == 3 * ADD_0_BYTES
     async with asyncio.timeout(DEADLINE_S):
         assert [reply.status for reply in await asyncio.gather(*writes)] == [200] * 3
@@ -271,7 +279,7 @@ async def test_above_the_connection_limit_only_peers_are_answered_and_above_the_
 async def test_above_the_connection_limit_every_path_of_the_peers_is_answered(
     cluster: RunningCluster, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = [route.path for route in cluster.nodes[at].node.routes()]
+    paths = [route.path for route in PEER_ROUTES]
     connections = await connections_of(cluster, at)
     with ExitStack() as opened:
         monkeypatch.setattr(connections, "limit", len(connections))

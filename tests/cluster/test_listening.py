@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, web
 
+from quire.cluster.http.admission.admission import Admission
 from quire.cluster.http.admission.browsers import BrowserGuard
 from quire.cluster.http.admission.connections import ConnectionLimit
-from quire.cluster.http.api import Admission
 from quire.cluster.http.app import serve_app
 from quire.cluster.serve.process import CannotStart, listen
 from tests.cluster.closing import close_server

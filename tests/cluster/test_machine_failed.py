@@ -70,7 +70,7 @@ async def test_a_write_that_is_appended_only_after_the_machine_failed_is_answere
         )
         waiters = [proposed(node, "well", applied=applied) for applied in (True, False)]
         node.formed.applying.applier.failure = failure  # In one turn of the loop: none was appended yet.
-        node.apply_failed(failure)
+        node.formed.applying.report_failure()
         for waiter in waiters:
             with pytest.raises(OutcomeUnknown, match="apply raised MemoryError"):
                 await waiter.reply
@@ -191,7 +191,7 @@ async def test_a_snapshot_that_this_version_cannot_continue_from_is_told_in_the_
             assert [line["reason"] for line in journal if line["event"] == "the machine has failed"] == [str(failure)]
             parts = node.components
             later.setattr(parts.compaction.installing, "installed", lambda _: parts.applying.applier)
-            node.snapshot_installed(node.components.applying.applied_index)
+            node.components.compaction.installing.snapshot_installed(node.components.applying.applied_index)
             assert len([line for line in journal if line["event"] == "the machine has failed"]) == 2
 
 
@@ -208,10 +208,10 @@ async def test_a_node_whose_machine_failed_answers_again_with_an_installed_one_u
         monkeypatch.setattr(node.components.compaction.installing, "installed", lambda _: installed)
         on_its_way = proposed(node, "well")  # It is appended in a later turn of the loop.
         failed.failure = failure
-        node.apply_failed(failure)
+        node.components.applying.report_failure()
 
         installed.failure = failure if installed_fails else None
-        node.snapshot_installed(installed.applied_index)
+        node.components.compaction.installing.snapshot_installed(installed.applied_index)
 
         if installed_fails:
             with pytest.raises(OutcomeUnknown, match="apply raised MemoryError"):

@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -149,7 +149,7 @@ def test_each_refusal_has_its_numbers(outcome: changing.Refused, named: dict[str
 
 
 def test_an_answer_that_nobody_waits_for_any_more_is_dropped() -> None:
-    Promotions().ended(7, changing.AlreadyVoter())
+    Promotions(cast("Any", None), lambda: None, {}, 1).change_ended(7, changing.AlreadyVoter())
 
 
 async def test_a_cluster_of_one_grows_and_the_control_plane_with_it(tmp_path: Path) -> None:

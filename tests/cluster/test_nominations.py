@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from quire.cluster.client import connect
+from quire.replication.core.events import Nominated
 from tests.cluster.running import RunningCluster, running_cluster
 
 DEADLINE_S = 30.0
@@ -43,7 +44,7 @@ async def test_all_that_pysyncobj_knew_may_be_lost_everywhere_and_no_leader_is(t
             parts = running.node.formed
             assert parts is not None
             await running.node.leadership.stop()
-            running.node.leadership.run(parts.replica)
+            running.node.leadership.run(parts.replica, parts.pending.lost)
         await cluster.commands("n2", ["add", 1])
         await until(cluster, lambda: len(nominated(cluster)) == 1)
         await cluster.commands("n3", ["add", 1])
@@ -60,7 +61,7 @@ async def test_two_nodes_that_are_both_suggested_take_nothing_from_a_leader_that
 
         for parts in replicas:
             assert parts is not None
-            parts.replica.driver.step(events.Nominated(True))
+            parts.replica.driver.step(Nominated(True))
         for _ in range(20):
             await cluster.commands("n2", ["add", 1])
 

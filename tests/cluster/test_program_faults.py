@@ -62,12 +62,12 @@ def plant_in_the_removal_behind_an_install(node: Node, patch: pytest.MonkeyPatch
     applier = node.formed.applying.applier
     patch.setattr(node.components.compaction.installing, "installed", lambda index: applier)
     patch.setattr(node.components.compaction.store, "remove_all", raises)
-    node.components.compaction.installed(applier.applied_index)
+    node.components.compaction.installing.snapshot_installed(applier.applied_index)
 
 
 def plant_in_a_fetch(node: Node, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(node.components.compaction.installing, "_fetch", raises)
-    node.components.compaction.installing.fetch(actions.FetchSnapshot(1, "n2", 1))
+    node.components.compaction.installing.fetch_snapshot(actions.FetchSnapshot(1, "n2", 1))
 
 
 def plant_in_a_slice_of_applying(node: Node, patch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ async def test_snapshots_that_cannot_be_removed_behind_an_install_are_told_and_n
     monkeypatch.setattr(node.components.compaction.installing, "installed", lambda index: applier)
     monkeypatch.setattr(node.components.compaction.store, "remove_all", fails)
     with capture_logs() as journal:
-        node.components.compaction.installed(applier.applied_index)
+        node.components.compaction.installing.snapshot_installed(applier.applied_index)
         await until(lambda: any(line["event"] == "older snapshots were not removed" for line in journal))
     assert node.health.failure is None
 

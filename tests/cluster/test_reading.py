@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from quire.cluster.errors import NoLeader, ResourcesExhaustedError, StateUnavailable
-from quire.cluster.node.applying import Applying
+from quire.cluster.node.applying import Applying, Visibility
 from quire.cluster.node.reading import Consistency, Reading, Staleness
 from quire.log import Log
 from quire.log.simulated import Disk
@@ -19,18 +19,30 @@ T = TypeVar("T")
 
 
 class Committed:
-    """What a read asks of the replica."""
+    """What a read asks of the replica, and of the leadership."""
 
-    is_lag_known = True
+    is_known = True
     halted = None
 
     def __init__(self, commit_index: int, lag: Lag = NO_LAG, apply_lag: ApplyLag = NO_APPLY_LAG) -> None:
         self.commit_index = commit_index
         self.leading_from: int | None = None
+        self.refusals: list[NoLeader | None] = []
         self._lag = lag
         self.unapplied = apply_lag
 
-    def lag(self, clock: int) -> Lag:
+    @property
+    def core(self) -> "Committed":
+        return self
+
+    @property
+    def lags(self) -> "Committed":
+        return self
+
+    def not_leader(self) -> NoLeader | None:
+        return self.refusals.pop(0) if self.refusals else None
+
+    def own(self, clock: int) -> Lag:
         return self._lag
 
     def most_unapplied(self, applied_index: int, clock: int) -> ApplyLag:
@@ -44,7 +56,8 @@ def test_a_read_that_finds_no_descriptor_is_refused_for_now() -> None:
         log.append([number])
     log.flush()
     assert len(log.segment_bases) > 3
-    reading = Reading(log, cast("Any", Committed(log.durable_index)), cast("Any", None), lambda: None)
+    committed = Committed(log.durable_index)
+    reading = Reading(log, cast("Any", committed), cast("Any", None), committed)
 
     disk.exhausted = True
     with pytest.raises(ResourcesExhaustedError):
@@ -59,8 +72,8 @@ def test_a_read_that_finds_no_descriptor_is_refused_for_now() -> None:
 
 def reading_of(replica: Committed) -> tuple[Reading, Applying]:
     log = open_log(Disk())
-    applying = Applying(log, Applier(ArithmeticMachine()), cast("Any", None))
-    return Reading(log, cast("Any", replica), applying, lambda: None), applying
+    applying = Applying(log, Applier(ArithmeticMachine()), Visibility())
+    return Reading(log, cast("Any", replica), applying, replica), applying
 
 
 async def ask(reading: Reading, allowed: Staleness) -> int:
@@ -92,7 +105,7 @@ class Busy(Applying):
     """A machine in the middle of a frame, until it is told to go on."""
 
     def __init__(self, log: Log) -> None:
-        super().__init__(log, Applier(ArithmeticMachine()), cast("Any", None))
+        super().__init__(log, Applier(ArithmeticMachine()), Visibility())
         self.ends = asyncio.Event()
 
     async def at_boundary(self, read: Callable[[Applier], T], *, on_loop: bool = False) -> T:
@@ -103,7 +116,7 @@ class Busy(Applying):
 async def test_a_read_that_waited_until_it_was_too_old_is_refused() -> None:
     replica, log = Committed(0), open_log(Disk())
     applying = Busy(log)
-    reading = Reading(log, cast("Any", replica), applying, lambda: None)
+    reading = Reading(log, cast("Any", replica), applying, replica)
     waiting = asyncio.create_task(ask(reading, Staleness(records=5)))
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -154,8 +167,8 @@ async def test_a_leader_s_read_that_waited_beyond_its_leadership_is_refused() ->
     replica = Committed(7)
     replica.leading_from = 6
     _, applying = reading_of(replica)
-    refusals: list[NoLeader | None] = [None, NoLeader()]
-    reading = Reading(open_log(Disk()), cast("Any", replica), applying, lambda: refusals.pop(0))
+    replica.refusals = [None, NoLeader()]
+    reading = Reading(open_log(Disk()), cast("Any", replica), applying, replica)
     waiting = asyncio.create_task(reading.query(None, Consistency.LEADER, Staleness(), lambda found: found))
     await asyncio.sleep(0)
 

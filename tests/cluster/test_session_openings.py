@@ -25,6 +25,7 @@ from tests.cluster.test_slow_machines import GATE, unapplied, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+TIMEOUT_MS = 30_000
 JSON = "application/json"
 EVERYWHERE = pytest.mark.parametrize("at", ["n1", "n3"])
 LEAST = 20
@@ -151,19 +152,19 @@ async def test_an_opening_that_is_not_appended_counts_no_longer(cluster: Running
         assert (await post(cluster, "n1", "refused before")).problem == "state-unavailable"
     assert len(app[API].openings) == 0
     openings = SessionOpenings()
-    lost = await openings.admit(cluster.nodes["n1"].node, "lost with its leader")
+    lost = await openings.admit(cluster.nodes["n1"].node.components, TIMEOUT_MS, "lost with its leader")
     assert len(openings) == 1
     lost.fail(OutcomeUnknown("this node leads no longer"))
     assert (len(openings), type(lost.reply.exception())) == (0, OutcomeUnknown)
     with pytest.raises(NotLeader):
-        await SessionOpenings().admit(cluster.nodes["n2"].node, "elsewhere")
+        await SessionOpenings().admit(cluster.nodes["n2"].node.components, TIMEOUT_MS, "elsewhere")
 
 
 async def test_of_thousands_at_once_as_many_are_admitted_as_there_is_room_for(cluster: RunningCluster) -> None:
     await close_all(cluster)
-    node, openings = cluster.nodes["n1"].node, SessionOpenings()
+    components, openings = cluster.nodes["n1"].node.components, SessionOpenings()
     with of_at_most(cluster, 500):
-        asked = [openings.admit(node, f"{number}") for number in range(2_000)]
+        asked = [openings.admit(components, TIMEOUT_MS, f"{number}") for number in range(2_000)]
         outcomes = await asyncio.gather(*asked, return_exceptions=True)
 
     assert sum(isinstance(outcome, SessionsFull) for outcome in outcomes) == 2_000 - 450

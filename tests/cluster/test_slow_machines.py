@@ -48,7 +48,7 @@ async def test_while_a_command_hangs_the_leader_is_heard_and_writes_beyond_the_b
 ) -> None:
     async with running_cluster(tmp_path, machine=GATE) as cluster, asyncio.timeout(DEADLINE_S):
         leader = cluster.nodes["n1"].node
-        epoch = leader.role.epoch
+        epoch = leader.leadership.role.epoch
         hanging = asyncio.create_task(cluster.commands("n1", "wait"))
         await until(lambda: all(unapplied(cluster)))
         waiting = asyncio.create_task(cluster.commands("n2", "next"))
@@ -71,7 +71,7 @@ async def test_while_a_command_hangs_the_leader_is_heard_and_writes_beyond_the_b
         for node_id in cluster.nodes:
             found = await cluster.ask(node_id, "POST", "/query", b'{"request": null}', "application/json")
             assert (found.document["answer"], found.headers["Quire-Unapplied"]) == (3, "0")
-        assert leader.role.epoch == epoch
+        assert leader.leadership.role.epoch == epoch
 
 
 @pytest.mark.asyncio

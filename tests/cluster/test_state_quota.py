@@ -9,6 +9,7 @@ import pytest
 from quire.cluster.client import CommandRefused, connect
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.data_dir.genesis import make_genesis, read_genesis
+from quire.cluster.node.status import visible_bounds
 from quire.log import FEATURES, walk_frames
 from quire.replication import Member, Members, Role
 from quire.sm import STATE_BYTES, Applier, ArithmeticMachine, KvMachine, restore_content, state_room
@@ -132,9 +133,9 @@ async def test_a_node_that_installs_a_snapshot_has_the_limit(tmp_path: Path) -> 
     async with running_cluster(tmp_path, 3, machine="kv", state_bytes=LIMIT, **settings) as cluster:
         config, leader = cluster.nodes["n3"].config, cluster.nodes["n1"].node
         await cluster.stop("n3")
-        lacks = leader.visible_bounds.highest_index
+        lacks = visible_bounds(leader).highest_index
         async with asyncio.timeout(DEADLINE_S):
-            while leader.visible_bounds.lowest_index <= lacks:
+            while visible_bounds(leader).lowest_index <= lacks:
                 for _ in range(3):
                     await cluster.commands("n1", PUTS[0])
                 for node_id in cluster.nodes:
@@ -152,6 +153,6 @@ async def same_digest(cluster: RunningCluster) -> None:
     """Return when n3 has applied all that the leader has, with its digest."""
     node, leader = cluster.nodes["n3"].node, cluster.nodes["n1"].node
     async with asyncio.timeout(DEADLINE_S):
-        while node.components.applying.applied_index < leader.applied_index:
+        while node.components.applying.applied_index < leader.components.applying.applied_index:
             await cluster.ask("n1", "GET", "/healthz")
-    assert node.components.applying.digest == leader.digest
+    assert node.components.applying.digest == leader.components.applying.digest

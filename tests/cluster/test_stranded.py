@@ -43,17 +43,17 @@ async def test_a_leader_whose_files_are_taken_away_acknowledges_nothing_and_othe
         await cluster.commands("n1", ["add", 1])
         n1 = cluster.nodes["n1"].node
         DAMAGES[damage](tmp_path / "n1")
-        await until(cluster, lambda: n1.failure is not None)
+        await until(cluster, lambda: n1.health.failure is not None)
         health = await cluster.ask("n1", "GET", "/healthz")
         assert (health.status, health.problem) == (503, "not-ready")
         assert f"cp /proc/{os.getpid()}/fd/N" in health.document["detail"]
         assert (await cluster.ask("n1", "GET", "/readyz")).document["detail"] == health.document["detail"]
         assert (await cluster.ask("n1", "GET", "/state?consistency=local")).status == 503
-        assert not n1.ended.is_set()
+        assert not n1.health.ended.is_set()
         async with asyncio.timeout(DEADLINE_S):
             while (await cluster.ask("n2", "POST", "/commands", COMMAND, JSON)).status != 200:
                 pass
-        assert not n1.is_leader
+        assert not n1.leadership.is_leader
 
 
 @pytest.mark.full

@@ -22,6 +22,7 @@ from aiohttp import WSMsgType
 
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.data_dir.genesis import make_genesis
+from quire.cluster.node.status import node_status
 from quire.log import FEATURES, pack, unpack
 from quire.replication.core.members import Member, Members, Role
 from quire.replication.core.messages import (
@@ -161,7 +162,7 @@ async def heartbeat(stranger: Stranger) -> str:
     said = await stranger.tell(encode(Heartbeat(stranger.promise(), 1, time.time_ns() // 1000)))
     if stranger.is_member:
         for running in stranger.cluster.nodes.values():
-            assert any("claims to lead epoch" in alarm for alarm in running.node.status()["alarms"])
+            assert any("claims to lead epoch" in alarm for alarm in node_status(running.node)["alarms"])
         return f"{said}; an alarm that lasts"
     return said
 
@@ -283,9 +284,9 @@ async def acknowledge(stranger: Stranger) -> str:
 async def halted(running: RunningNode, why: str) -> None:
     """Wait until a node halts, for this reason."""
     async with asyncio.timeout(DEADLINE_S):
-        while running.node.failure is None:  # noqa: ASYNC110  # Nothing tells.
+        while running.node.health.failure is None:  # noqa: ASYNC110  # Nothing tells.
             await asyncio.sleep(0)
-    assert why in str(running.node.failure)
+    assert why in str(running.node.health.failure)
 
 
 async def on_stream(stranger: Stranger, opening: Open, believed: str, *more: bytes) -> str:
@@ -376,9 +377,9 @@ async def listening_stranger() -> AsyncGenerator[tuple[int, list[str]]]:
 
 async def another_second(cluster: RunningCluster) -> None:
     """Wait until the leader has sent a second's heartbeats: every peer that would be dialled was dialled by then."""
-    leader = next(running for running in cluster.nodes.values() if running.node.is_leader)
-    until = leader.node.status()["clock"] + 1_000_000
-    while leader.node.status()["clock"] < until:  # noqa: ASYNC110  # Nothing tells.
+    leader = next(running for running in cluster.nodes.values() if running.node.leadership.is_leader)
+    until = node_status(leader.node)["clock"] + 1_000_000
+    while node_status(leader.node)["clock"] < until:  # noqa: ASYNC110  # Nothing tells.
         await asyncio.sleep(0)
 
 
@@ -416,7 +417,7 @@ async def return_after_a_lie(cluster: RunningCluster, config: ServeConfig) -> No
     returned = await started(config)
     await halted(returned, "durable records are gone")
     await returned.stop()
-    led = next(node_id for node_id, running in cluster.nodes.items() if running.node.is_leader)
+    led = next(node_id for node_id, running in cluster.nodes.items() if running.node.leadership.is_leader)
     await cluster.lead("n2" if led == "n1" else "n1")
 
 
@@ -436,7 +437,7 @@ def config_of_down(config: ServeConfig, folder: Path) -> ServeConfig:
 async def equal(cluster: RunningCluster) -> None:
     """Wait until all nodes have applied the same."""
     async with asyncio.timeout(DEADLINE_S):
-        while len({running.node.digest for running in cluster.nodes.values()}) > 1:  # noqa: ASYNC110
+        while len({running.node.components.applying.digest for running in cluster.nodes.values()}) > 1:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 
@@ -445,10 +446,10 @@ def held(cluster: RunningCluster) -> dict[str, object]:
     return {
         node_id: (
             (running.config.data_dir / "promise").read_bytes(),
-            running.node.digest,
-            running.node.applied_index,
-            running.node.role.epoch,
-            running.node.leader_id,
+            running.node.components.applying.digest,
+            running.node.components.applying.applied_index,
+            running.node.leadership.role.epoch,
+            running.node.leadership.leader_id,
         )
         for node_id, running in cluster.nodes.items()
     }
@@ -462,7 +463,7 @@ async def outcomes(folder: Path, column: str) -> dict[str, str]:
             before = held(stranger.cluster)
             done[says] = await run(stranger)
             for node_id, running in stranger.cluster.nodes.items():
-                assert running.node.failure is None, (says, node_id, running.node.failure)
+                assert running.node.health.failure is None, (says, node_id, running.node.health.failure)
             if not stranger.is_member:
                 assert held(stranger.cluster) == before, says
             await stranger.cluster.ready()

@@ -341,12 +341,11 @@ async def test_what_comes_after_a_refused_message_is_not_appended_while_an_earli
 ) -> None:
     node = cluster.nodes["n1"].node
     proposed: list[Write[Any]] = []
-    monkeypatch.setattr(node.components.replica, "propose", proposed.append)
+    monkeypatch.setattr(node.components.replica.driver, "propose", proposed.append)
     messages = [pack([sequence, [["add", 1]]]) for sequence in (1, 2, 3)]
     script = Script(*messages[:2], lambda: proposed[1].owner.fail(Overloaded()), messages[2])
-    stream = CommandStream(
-        node, cast("Any", {REQUEST_ID_KEY: "a request"}), cast("Any", script), 7, OpenStream(time.monotonic)
-    )
+    request, socket = cast("Any", {REQUEST_ID_KEY: "a request"}), cast("Any", script)
+    stream = CommandStream(node.components, node.config, request, socket, 7, OpenStream(time.monotonic))
 
     await stream._read()  # pyright: ignore[reportPrivateUsage]
 

@@ -12,10 +12,13 @@ import quire
 from quire.cluster.client import Client
 from quire.cluster.errors import TransferFailed
 from quire.cluster.http.routes.admin import BODY_BYTES
+from quire.cluster.node.health import Health
 from quire.cluster.node.leadership import Leadership
 from quire.replication.core import NodeRole
 from quire.replication.core.actions import RoleChanged
+from quire.replication.core.events import Nominated
 from quire.replication.core.members import Identity, Member, Members, Role
+from quire.replication.core.messages import ControlMessage
 from tests.cluster.running import RunningCluster, running_cluster
 
 JSON = "application/json"
@@ -83,7 +86,7 @@ async def test_a_transfer_s_body_may_be_as_long_as_its_limit_and_no_longer(tmp_p
 
 async def test_a_node_of_no_cluster_yet_moves_no_leadership_and_says_so() -> None:
     with pytest.raises(TransferFailed, match="the cluster is not formed yet"):
-        await Leadership("n1", 0.1, 1.0).transfer(None)
+        await Leadership("n1", 0.1, 1.0, Health()).transfer(None)
 
 
 async def test_a_leader_without_another_voter_says_that_it_leads_on(tmp_path: Path) -> None:
@@ -110,6 +113,18 @@ class Linked:
         self.members = members("n1", "n2")
         self.me = Identity("n1", disk_id, 1)
 
+    @property
+    def core(self) -> "Linked":
+        return self
+
+    @property
+    def driver(self) -> "Linked":
+        return self
+
+    @property
+    def network(self) -> "Linked":
+        return self
+
     def status(self) -> "Linked":
         return self
 
@@ -119,19 +134,23 @@ class Linked:
     def transfer(self, target: str | None) -> None:
         self.asked.append(target)
 
-    def nominate(self, *, nominated: bool) -> None:
-        self.nominations.put_nowait(nominated)
+    def step(self, event: Nominated) -> None:
+        self.nominations.put_nowait(event.nominated)
 
-    def send_control(self, node_id: str, data: bytes) -> None:
+    def send(self, node_id: str, message: ControlMessage) -> None:
         pass
+
+
+def lost(_commit_index: int, _reason: str) -> None:
+    """No writes wait here."""
 
 
 async def test_the_only_voter_that_is_left_ends_its_control_plane_and_is_nominated_without_one() -> None:
     replica = Linked(b"n1" * 8)
-    leadership = Leadership("n1", 3600.0, 3600.0)
-    assert not leadership.run(cast("Any", replica))
-    replica.core.members = members("n1")
-    leadership.members_changed(replica.core.members)
+    leadership = Leadership("n1", 3600.0, 3600.0, Health())
+    assert not leadership.run(cast("Any", replica), lost)
+    replica.members = members("n1")
+    leadership.members_changed(replica.members)
     async with asyncio.timeout(DEADLINE_S):
         assert await replica.nominations.get()
     assert not leadership.nominated
@@ -140,8 +159,8 @@ async def test_the_only_voter_that_is_left_ends_its_control_plane_and_is_nominat
 
 async def test_a_stop_waits_for_no_transfer_once_the_last_other_voter_is_gone() -> None:
     replica = Linked(b"another disk id.")
-    leadership = Leadership("n1", 0.1, election_timeout_s=3600.0)
-    leadership.run(cast("Any", replica))
+    leadership = Leadership("n1", 0.1, 3600.0, Health())
+    leadership.run(cast("Any", replica), lost)
     leadership.role = RoleChanged(NodeRole.LEADER, 1, "n1", True, "")
     stopping = asyncio.create_task(leadership.hand_over())
     await asyncio.sleep(0)

@@ -157,10 +157,10 @@ def check_released(node: Node, others: set[str]) -> None:
     """
     formed = node.components
     if formed.compaction.server.served:
-        raise Violation("no snapshot stays pinned", node.node_id, formed.compaction.server.served)
+        raise Violation("no snapshot stays pinned", node.config.node, formed.compaction.server.served)
     inside: Any = node
     if len(inside._pending):
-        raise Violation("no write waits for ever", node.node_id, len(inside._pending))
+        raise Violation("no write waits for ever", node.config.node, len(inside._pending))
     network: Any = formed.replica.network
     leader = formed.replica.core.status().leader
     followers = {stream.node_id for stream in leader.streams} if leader else set()
@@ -168,6 +168,6 @@ def check_released(node: Node, others: set[str]) -> None:
     opened = [stream.peer_id for stream in network.streams.server._open]
     expected = sorted(others) if leader else []
     if not sorted(followers) == sorted(served) == sorted(opened) == expected:
-        raise Violation("a leader has one stream a follower, others none", node.node_id, followers, served, opened)
+        raise Violation("a leader has one stream a follower, others none", node.config.node, followers, served, opened)
     if leader and leader.installs:
-        raise Violation("no install stays pinned", node.node_id, leader.installs)
+        raise Violation("no install stays pinned", node.config.node, leader.installs)

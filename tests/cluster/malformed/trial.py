@@ -98,7 +98,9 @@ class Trial:
             return None
         if role == LEADER:
             return leader
-        return next((r for r in nodes if r is not leader and r.node.leadership.leader_id == leader.node.node_id), None)
+        return next(
+            (r for r in nodes if r is not leader and r.node.leadership.leader_id == leader.node.config.node), None
+        )
 
     async def let_run(self) -> None:
         await self.cluster.ask(next(iter(self.cluster.nodes)), "GET", "/healthz")
