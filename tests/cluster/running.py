@@ -134,6 +134,11 @@ class RunningCluster:
         return reply.document
 
 
+def applied_index(node: Node) -> int:
+    """Every record below it is applied on the node; 0 while the cluster is not formed."""
+    return 0 if node.formed is None else node.formed.applying.applied_index
+
+
 async def read(answer: ClientResponse) -> Reply:
     return Reply(answer.status, dict(answer.headers), await answer.read())
 

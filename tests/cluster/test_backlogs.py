@@ -125,11 +125,11 @@ async def test_a_new_leader_with_a_backlog_answers_no_old_state_and_says_why(
         for late in await asyncio.gather(*(cluster.ask(at, "GET", read) for at in cluster.nodes for read in reads)):
             assert (late.status, late.problem) == (503, "state-unavailable")
             assert BEFORE_IT_LED in late.document["detail"]
-        monkeypatch.setattr("quire.cluster.node.node.APPLY_BEHIND_S", DEADLINE_S)
+        monkeypatch.setattr("quire.cluster.node.writing.APPLY_BEHIND_S", DEADLINE_S)
         waited = await command(cluster, "n2", b"more")
         assert (waited.status, waited.problem) == (504, "outcome-unknown")
         assert BEFORE_IT_LED in waited.document["detail"]
-        monkeypatch.setattr("quire.cluster.node.node.APPLY_BEHIND_S", 0.0)
+        monkeypatch.setattr("quire.cluster.node.writing.APPLY_BEHIND_S", 0.0)
         for at in cluster.nodes:
             refused = await command(cluster, at, b"and more")
             assert (refused.status, refused.problem) == (503, "state-unavailable")
@@ -159,7 +159,7 @@ async def test_a_leader_with_a_backlog_of_its_own_term_is_overloaded_and_says_ho
 ) -> None:
     async with running_cluster(tmp_path, 1, machine=GATE) as cluster, asyncio.timeout(DEADLINE_S):
         writing = await hanging(cluster)
-        monkeypatch.setattr("quire.cluster.node.node.APPLY_BEHIND_S", 0.0)
+        monkeypatch.setattr("quire.cluster.node.writing.APPLY_BEHIND_S", 0.0)
 
         refused = await command(cluster, "n1", b"more")
 

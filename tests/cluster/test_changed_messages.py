@@ -34,6 +34,7 @@ from tests.cluster.malformed.peers import (
 )
 from tests.cluster.malformed.stranger import DEADLINE_S, Stranger
 from tests.cluster.malformed.trial import FOLLOWER, LEADER, Trial, World, world
+from tests.cluster.running import applied_index
 from tests.garbage import garbage
 
 SEED = 38
@@ -99,11 +100,7 @@ async def goes_on(world: World) -> None:
     await cluster.ready()
     leader = next(node_id for node_id, running in cluster.nodes.items() if running.node.leadership.is_leader)
     await cluster.commands(leader, ["add", 1])
-    [index] = {
-        running.node.components.applying.applied_index
-        for running in cluster.nodes.values()
-        if running.node.leadership.is_leader
-    }
+    [index] = {applied_index(running.node) for running in cluster.nodes.values() if running.node.leadership.is_leader}
     for running in cluster.nodes.values():
         await running.node.components.applying.reached(index)
     async with asyncio.timeout(DEADLINE_S):  # What the stranger reported of the member is forgotten with a true report.

@@ -66,7 +66,7 @@ async def test_a_member_that_is_gone_is_shown_as_unreachable(cluster: RunningClu
 async def test_a_member_that_does_not_answer_as_itself_is_shown_with_the_reason(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, steps: list[object], failure: str
 ) -> None:
-    monkeypatch.setattr("quire.cluster.http.routes.cluster.DEADLINE_S", 0.2)
+    monkeypatch.setattr("quire.cluster.http.members.DEADLINE_S", 0.2)
     config = cluster.nodes["n1"].config
     async with silent() as nobody, scripted(*steps) as server:  # type: ignore[arg-type]
         monkeypatch.setitem(config.link, "n2", server.address if steps else nobody)

@@ -15,7 +15,7 @@ from quire.cluster.cli.status import Rows, all_nodes, node_table
 from quire.cluster.node.digests import REMEMBERED_FRAMES, Difference, Digests
 from quire.cluster.node.status import not_ready_reasons
 from quire.sm import Applier
-from tests.cluster.running import RunningCluster, running_cluster
+from tests.cluster.running import RunningCluster, applied_index, running_cluster
 
 DEADLINE_S = 20
 A, B = b"a" * 16, b"b" * 16
@@ -151,7 +151,7 @@ async def test_the_digest_of_an_installed_state_takes_the_place_of_all_that_a_no
     async with running_cluster(tmp_path, 1) as cluster:
         node = cluster.nodes["n1"].node
         await cluster.commands("n1", ["add", 1])
-        before, own = node.components.applying.applied_index, node.components.applying.digest
+        before, own = applied_index(node), node.components.applying.digest
         await cluster.commands("n1", ["add", 1])
         replaced = node.components.applying.applier
         boundary = replaced.boundary._replace(digest=A)

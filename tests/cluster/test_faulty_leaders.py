@@ -11,7 +11,7 @@ import pytest
 
 from quire.cluster.node.status import node_status, not_ready_reasons
 from quire.replication.core.fitness import Level
-from tests.cluster.running import RunningCluster, running_cluster
+from tests.cluster.running import RunningCluster, applied_index, running_cluster
 
 SETTINGS: dict[str, Any] = {"segment_bytes": 1 << 16, "election_timeout_ms": 2_000, "heartbeat_ms": 200}
 DEADLINE_S = 30.0
@@ -110,7 +110,7 @@ async def test_a_follower_that_cannot_append_says_so_and_the_leader_goes_on(
         await until(
             cluster,
             lambda: (
-                (node.components.applying.applied_index, node.components.applying.digest)
-                == (other.components.applying.applied_index, other.components.applying.digest)
+                (applied_index(node), node.components.applying.digest)
+                == (applied_index(other), other.components.applying.digest)
             ),
         )

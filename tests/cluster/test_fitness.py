@@ -214,6 +214,10 @@ class Moody:
         self.over = asyncio.Event()
         self.fitness = FitnessStatus(Level.FIT, "", 0)
 
+    @property
+    def core(self) -> "Moody":
+        return self
+
     def status(self) -> "Moody":
         level = next(self._looks, None)
         if level is None:

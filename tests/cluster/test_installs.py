@@ -38,7 +38,7 @@ from quire.sm import (
 from quire.sm.boundary import Boundary
 from quire.sm.snapshots.manifest import Manifest
 from quire.sm.snapshots.store import chunk_name
-from tests.cluster.running import RunningCluster, running_cluster, started
+from tests.cluster.running import RunningCluster, applied_index, running_cluster, started
 from tests.replication.loopback import unformatted
 
 DEADLINE_S = 60.0
@@ -77,8 +77,8 @@ async def gone_on(cluster: RunningCluster) -> int:
 def caught_up(cluster: RunningCluster, node_id: str) -> Callable[[], bool]:
     def holds() -> bool:
         node, leader = cluster.nodes[node_id].node, cluster.nodes["n1"].node
-        return (node.components.applying.applied_index, node.components.applying.digest) == (
-            leader.components.applying.applied_index,
+        return (applied_index(node), node.components.applying.digest) == (
+            applied_index(leader),
             leader.components.applying.digest,
         )
 
@@ -132,7 +132,7 @@ async def test_a_node_whose_disk_was_wiped_gets_a_snapshot_and_follows_as_an_obs
         shutil.rmtree(tmp_path / "n3")
         cluster.nodes["n3"] = await started(config)
         writing = asyncio.create_task(gone_on(cluster_without(cluster, "n3")))
-        await until(cluster, lambda: cluster.nodes["n3"].node.components.applying.applied_index > 1)
+        await until(cluster, lambda: applied_index(cluster.nodes["n3"].node) > 1)
         await writing
         await until(cluster, caught_up(cluster, "n3"))
         assert cluster.nodes["n3"].node.leadership.role.role == "observer"
@@ -143,7 +143,7 @@ async def test_a_snapshot_that_was_offered_is_kept_with_the_log_after_it_before_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offered: list[int] = []
-    monkeypatch.setattr(Installing, "fetch", lambda _, action: offered.append(action.index))
+    monkeypatch.setattr(Installing, "fetch_snapshot", lambda _, action: offered.append(action.index))
     async with running_cluster(tmp_path, 3, **SETTINGS) as cluster:
         config = cluster.nodes["n3"].config
         await cluster.stop("n3")
@@ -200,7 +200,7 @@ async def test_who_waits_for_more_to_read_looks_again_when_a_snapshot_was_instal
         waiting = asyncio.create_task(node.visibility.next_growth(DEADLINE_S / 10))
         await asyncio.sleep(0)
 
-        node.components.compaction.installing.snapshot_installed(node.components.applying.applied_index)
+        node.components.compaction.installing.snapshot_installed(applied_index(node))
 
         assert await waiting
 
@@ -299,7 +299,7 @@ async def test_a_follower_that_lags_is_kept_its_log_up_to_its_bytes(tmp_path: Pa
         await cluster.commands("n1", "first")
         await until(cluster, caught_up(cluster, "n3"))
         await cluster.stop("n3")
-        stood_at = cluster.nodes["n1"].node.components.applying.applied_index
+        stood_at = applied_index(cluster.nodes["n1"].node)
         for _ in range(6):
             await cluster.commands("n1", *["x" * 10_000] * 8)
             await cluster.ask("n1", "POST", "/admin/snapshot")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from quire.replication.core import State
-from tests.cluster.running import running_cluster
+from tests.cluster.running import applied_index, running_cluster
 from tests.replication.loopback import DEADLINE_S
 
 
@@ -42,7 +42,7 @@ async def test_without_the_setting_a_node_checks_nothing(tmp_path: Path, monkeyp
     async with running_cluster(tmp_path, 1, check_invariants=False) as cluster:
         node = cluster.nodes["n1"].node
         plant(monkeypatch)
-        applied = node.components.applying.applied_index
+        applied = applied_index(node)
 
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):

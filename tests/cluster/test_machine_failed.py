@@ -23,7 +23,7 @@ from quire.replication.core.fitness import Level
 from quire.sm import Applier, ApplyFailed
 from quire.sm.errors import FIX_MACHINE
 from tests.cluster import machines
-from tests.cluster.running import RunningCluster, running_cluster
+from tests.cluster.running import RunningCluster, applied_index, running_cluster
 
 MOODY = "tests.cluster.machines:Moody"
 GATE = "tests.cluster.machines:Gate"
@@ -65,9 +65,7 @@ async def test_a_write_that_is_appended_only_after_the_machine_failed_is_answere
     async with running_cluster(tmp_path, 1, machine=MOODY) as cluster, asyncio.timeout(DEADLINE_S):
         node = cluster.nodes["n1"].node
         assert node.formed is not None
-        failure = ApplyFailed(
-            index=node.components.applying.applied_index, text="apply raised MemoryError", do="restart it"
-        )
+        failure = ApplyFailed(index=applied_index(node), text="apply raised MemoryError", do="restart it")
         waiters = [proposed(node, "well", applied=applied) for applied in (True, False)]
         node.formed.applying.applier.failure = failure  # In one turn of the loop: none was appended yet.
         node.formed.applying.report_failure()
@@ -91,7 +89,7 @@ async def test_without_memory_beside_the_machine_the_node_halts_and_every_caller
         with monkeypatch.context() as lacking:
             lacking.setattr("quire.sm.applier.decode_values", no_memory)
             write = proposed(node, "well")
-            read = asyncio.ensure_future(node.formed.applying.reached(node.components.applying.applied_index + 1))
+            read = asyncio.ensure_future(node.formed.applying.reached(applied_index(node) + 1))
             with pytest.raises(OutcomeUnknown, match="MemoryError"):
                 await write.reply
             with pytest.raises(Exception, match="interrupted"):
@@ -111,7 +109,7 @@ async def test_the_same_sentence_is_said_once_in_status_in_the_table_in_readyz_a
     with capture_logs() as journal:
         async with running_cluster(tmp_path, 1, **settings) as cluster, asyncio.timeout(DEADLINE_S):
             node = cluster.nodes["n1"].node
-            index = node.components.applying.applied_index
+            index = applied_index(node)
             answers = await asyncio.gather(*(post(cluster, "apply fails") for _ in range(3)))
             while node_status(node)["fitness"]["level"] != Level.MACHINE_FAILED:
                 await post(cluster, "well")  # Refused, as nothing can be answered any more.
@@ -191,7 +189,7 @@ async def test_a_snapshot_that_this_version_cannot_continue_from_is_told_in_the_
             assert [line["reason"] for line in journal if line["event"] == "the machine has failed"] == [str(failure)]
             parts = node.components
             later.setattr(parts.compaction.installing, "installed", lambda _: parts.applying.applier)
-            node.components.compaction.installing.snapshot_installed(node.components.applying.applied_index)
+            node.components.compaction.installing.snapshot_installed(applied_index(node))
             assert len([line for line in journal if line["event"] == "the machine has failed"]) == 2
 
 
@@ -242,7 +240,7 @@ async def test_a_machine_that_is_stuck_has_not_failed_and_who_waits_for_it_is_to
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machines.Gate.opened.clear()
-    monkeypatch.setattr("quire.cluster.node.node.APPLY_BEHIND_S", DEADLINE_S)  # So that a write is taken and waits.
+    monkeypatch.setattr("quire.cluster.node.writing.APPLY_BEHIND_S", DEADLINE_S)  # So that a write is taken and waits.
     settings: dict[str, Any] = {"machine": GATE, "election_timeout_ms": 500, "heartbeat_ms": 50}
     async with running_cluster(tmp_path, 1, request_timeout_ms=500, **settings) as cluster:
         async with asyncio.timeout(DEADLINE_S):

@@ -20,7 +20,7 @@ from quire.cluster.node.status import node_status, visible_bounds
 from quire.log import Expirable
 from quire.log.files import ReadOnlyDirectory
 from quire.replication.address import host_and_port
-from tests.cluster.running import RunningCluster, free_addresses, running_cluster
+from tests.cluster.running import RunningCluster, applied_index, free_addresses, running_cluster
 
 SEGMENT_BYTES = 64 * 1024
 HELD_BYTES = 3 * SEGMENT_BYTES
@@ -361,9 +361,7 @@ async def test_a_lost_snapshot_is_replaced_though_nothing_is_written(
         shutil.rmtree(tmp_path / "n1" / "snapshots")
         monkeypatch.setattr(node.components.compaction.retention, "_limits", Limits(SEGMENT_BYTES, 0, 0))
         async with asyncio.timeout(DEADLINE_S):
-            while [kept["index"] for kept in node_status(node)["snapshots"]["kept"]] != [
-                node.components.applying.applied_index
-            ]:
+            while [kept["index"] for kept in node_status(node)["snapshots"]["kept"]] != [applied_index(node)]:
                 await cluster.ask("n1", "GET", "/healthz")
         assert node_status(node)["alarms"]  # One of two is there.
         await written(cluster, 1)

@@ -187,7 +187,7 @@ def gate() -> Iterator[type[Gate]]:
 async def test_a_new_leader_counts_what_the_one_before_it_appended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: type[Gate]
 ) -> None:
-    monkeypatch.setattr("quire.cluster.node.node.APPLY_BEHIND_S", DEADLINE_S)
+    monkeypatch.setattr("quire.cluster.node.writing.APPLY_BEHIND_S", DEADLINE_S)
     settings: dict[str, Any] = {"machine": GATE, "request_timeout_ms": int(DEADLINE_S * 1000)}
     async with running_cluster(tmp_path, **settings) as cluster, asyncio.timeout(DEADLINE_S):
         waiting = asyncio.create_task(cluster.commands("n1", "wait"))

@@ -59,7 +59,7 @@ async def test_while_a_command_hangs_the_leader_is_heard_and_writes_beyond_the_b
             assert cluster.nodes[node_id].node.leadership.role.epoch == epoch
 
         with monkeypatch.context() as bound:
-            bound.setattr("quire.cluster.node.node.APPLY_BEHIND_S", 0.0)
+            bound.setattr("quire.cluster.node.writing.APPLY_BEHIND_S", 0.0)
             refused = await cluster.ask("n3", "POST", "/commands", b'{"commands": ["more"]}', "application/json")
             assert (refused.status, refused.problem) == (429, "overloaded")
             assert int(refused.headers["Retry-After"]) >= 1

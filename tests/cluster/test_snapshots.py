@@ -17,7 +17,7 @@ from quire.cluster.compaction.forked import Child, ChildFailed, Patience
 from quire.cluster.node.status import node_status
 from quire.log import DiskFull
 from quire.sm import snapshot_name
-from tests.cluster.running import RunningCluster, running_cluster
+from tests.cluster.running import RunningCluster, applied_index, running_cluster
 
 RECORDS, BATCH = 50, 20
 DEADLINE_S = 30.0
@@ -40,7 +40,7 @@ async def filled(cluster: RunningCluster, batches: int = 12) -> None:
     for _ in range(batches):
         await cluster.commands("n1", *[["add", 1]] * BATCH)
     nodes = [running.node for running in cluster.nodes.values()]
-    await until(cluster, lambda: len({node.components.applying.applied_index for node in nodes}) == 1)
+    await until(cluster, lambda: len({applied_index(node) for node in nodes}) == 1)
 
 
 def is_idle(cluster: RunningCluster, node_id: str) -> bool:
@@ -78,7 +78,7 @@ async def test_a_restart_begins_at_the_newest_snapshot(tmp_path: Path) -> None:
     async with running_cluster(tmp_path, snapshot_records=0, snapshot_log_bytes=0) as cluster:
         await filled(cluster)
         taken = (await cluster.ask("n3", "POST", "/admin/snapshot")).document
-        assert (taken["node_id"], taken["index"]) == ("n3", cluster.nodes["n3"].node.components.applying.applied_index)
+        assert (taken["node_id"], taken["index"]) == ("n3", applied_index(cluster.nodes["n3"].node))
         await filled(cluster, 2)
         digest = cluster.nodes["n1"].node.components.applying.digest
         await cluster.restart("n3")
@@ -181,7 +181,7 @@ async def test_a_child_that_is_killed_leaves_no_snapshot_and_the_next_one_is_tak
         monkeypatch.undo()
         assert (await cluster.ask("n1", "POST", "/admin/snapshot")).status == 200
         assert snapshots(cluster, "n1")["failure"] == ""
-        assert os.listdir(tmp_path / "n1" / "snapshots") == [snapshot_name(node.components.applying.applied_index)]
+        assert os.listdir(tmp_path / "n1" / "snapshots") == [snapshot_name(applied_index(node))]
 
 
 def _kill_this_process() -> bytes:
@@ -357,7 +357,7 @@ async def test_a_snapshot_above_what_is_committed_is_a_broken_invariant_and_halt
     async with running_cluster(tmp_path, 1, snapshot_records=0, snapshot_log_bytes=0) as cluster:
         node = cluster.nodes["n1"].node
         assert node.formed is not None
-        applied = node.components.applying.applied_index
+        applied = applied_index(node)
         monkeypatch.setattr(node.formed.compaction.snapshotting, "_limit", lambda: applied - 1)
         refused = await cluster.ask("n1", "POST", "/admin/snapshot")
         assert (refused.status, refused.problem) == (503, "state-unavailable")
@@ -371,6 +371,6 @@ async def test_a_snapshot_of_all_that_is_committed_is_taken(tmp_path: Path, monk
     async with running_cluster(tmp_path, 1, snapshot_records=0, snapshot_log_bytes=0) as cluster:
         node = cluster.nodes["n1"].node
         assert node.formed is not None
-        applied = node.components.applying.applied_index
+        applied = applied_index(node)
         monkeypatch.setattr(node.formed.compaction.snapshotting, "_limit", lambda: applied)
         assert (await cluster.ask("n1", "POST", "/admin/snapshot")).document["index"] == applied

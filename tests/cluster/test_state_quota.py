@@ -13,7 +13,7 @@ from quire.cluster.node.status import visible_bounds
 from quire.log import FEATURES, walk_frames
 from quire.replication import Member, Members, Role
 from quire.sm import STATE_BYTES, Applier, ArithmeticMachine, KvMachine, restore_content, state_room
-from tests.cluster.running import RunningCluster, running_cluster, started
+from tests.cluster.running import RunningCluster, applied_index, running_cluster, started
 from tests.sm.frames import Frames
 
 LIMIT = 100_000
@@ -153,6 +153,6 @@ async def same_digest(cluster: RunningCluster) -> None:
     """Return when n3 has applied all that the leader has, with its digest."""
     node, leader = cluster.nodes["n3"].node, cluster.nodes["n1"].node
     async with asyncio.timeout(DEADLINE_S):
-        while node.components.applying.applied_index < leader.components.applying.applied_index:
+        while applied_index(node) < applied_index(leader):
             await cluster.ask("n1", "GET", "/healthz")
     assert node.components.applying.digest == leader.components.applying.digest

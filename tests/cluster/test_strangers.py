@@ -41,7 +41,7 @@ from quire.replication.core.messages import (
 from quire.replication.net.hello import HELLO_TIMEOUT_S, LINK_FAILURES, NO_CLUSTER, PATHS, PeerInfo, PeerRefused
 from quire.replication.net.wire import MAX_U64, encode
 from tests.cluster.conditions import replica_of
-from tests.cluster.running import RunningCluster, RunningNode, free_addresses, running_cluster, started
+from tests.cluster.running import RunningCluster, RunningNode, applied_index, free_addresses, running_cluster, started
 from tests.cluster.strangers import CLOSED, DEADLINE_S, NOTHING, Stranger, answer_on
 from tests.tuned import tuned
 
@@ -447,7 +447,7 @@ def held(cluster: RunningCluster) -> dict[str, object]:
         node_id: (
             (running.config.data_dir / "promise").read_bytes(),
             running.node.components.applying.digest,
-            running.node.components.applying.applied_index,
+            applied_index(running.node),
             running.node.leadership.role.epoch,
             running.node.leadership.leader_id,
         )

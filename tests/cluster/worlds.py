@@ -214,7 +214,7 @@ async def stopping(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, N
     """The leader is stopping."""
     async with a_session(cluster, at) as values:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cluster.nodes["n1"].node, "stopping", True)
+            patch.setattr(cluster.nodes["n1"].node.leadership, "_is_leaving", True)
             yield values
 
 

@@ -16,6 +16,7 @@ import quire
 from quire.cluster.client import ClientError, OutcomeUnknown
 from quire.cluster.node.status import not_ready_reasons
 from quire.log.simulated.faulty import Keep
+from tests.cluster.running import applied_index
 from tests.glue.checks import (
     COUNTER,
     Archive,
@@ -181,13 +182,14 @@ class History:
         if node is None:
             return f"{host.node_id} is down"
         reasons = not_ready_reasons(node)
-        return f"{host.node_id} {node.leadership.role} {node.components.applying.applied_index} {node.health.failure or ''} {reasons}"
+        role, failure = node.leadership.role, node.health.failure or ""
+        return f"{host.node_id} {role} {applied_index(node)} {failure} {reasons}"
 
     def _is_whole(self) -> bool:
         nodes = [host.node for host in self.hosts]
         if any(node is None or not_ready_reasons(node) for node in nodes):
             return False
-        return len({node.components.applying.applied_index for node in nodes if node is not None}) == 1
+        return len({applied_index(node) for node in nodes if node is not None}) == 1
 
     async def _look(self) -> None:
         while True:
