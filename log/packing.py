@@ -18,7 +18,7 @@ MAX_DEPTH = 32
 RESERVED_EXT_TYPES = range(16)
 """Ext types reserved for quire; a client's value must not hold one."""
 
-Value: TypeAlias = "None | bool | int | float | str | bytes | list[Value] | dict[str, Value]"
+Value: TypeAlias = "bool | int | float | str | bytes | list[Value] | dict[str, Value] | None"
 """What a log gives back: a record's value, a machine's result. Parameters that take any value are `object`."""
 
 ExtType: Any = msgpack.ExtType
