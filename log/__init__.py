@@ -32,7 +32,7 @@ from .errors import (
     UnknownVersion,
 )
 from .features import FEATURES, FITNESS, MAX_FEATURE_LENGTH, MAX_FEATURES, SESSION_TTL, STATE_QUOTA
-from .files import FileDirectory, FileStorage, ReadOnlyDirectory, is_exhaustion
+from .files import FileDirectory, FileStorage, ReadOnlyDirectory, Sync, is_exhaustion
 from .flusher import GroupFlusher
 from .frames import (
     HEADER_BYTES,
@@ -93,15 +93,14 @@ from .payload import (
     frame_values,
     stored_records,
 )
-from .segment.mark import MARK_NAME, Mark
+from .segment.mark import MARK_NAME, SLOT_BYTES, SLOT_POSITIONS, Mark, SlotFile
 from .segment.removal import Expiry
-from .segment.slots import SLOT_BYTES, SLOT_POSITIONS, SlotFile
 from .segment.store import SEGMENTS_FOLDER
 from .segment.survey import Torn
 from .segment.value_stream import ValueStream
 from .segment.write_segment import Flush
 from .state import Bounds
-from .storage import Directory, Storage, Sync
+from .storage import Directory, Storage
 
 __all__ = [
     "FEATURES",

@@ -1,4 +1,4 @@
-"""`Storage` and `Directory` on a file system.
+"""`Storage` and `Directory` on a file system, and a sync of any storage, which another thread may run.
 
 A file that was removed, or whose folder was moved, can still be written and synced through its descriptor, but the data
 is lost when the process ends. So a sync fails if its file no longer has a name, unless this program removed it, and
@@ -10,11 +10,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from .errors import DiskFull, FileUnlinked, LogLocked, ResourcesExhausted
-from .storage import Directory
+from .storage import Directory, Storage
 
 LOCK_NAME = "lock"
 
@@ -317,3 +318,34 @@ def _sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class Sync:
+    """One sync of a file: `run` it in any thread, then return it to its owner on the owner's thread.
+
+    It runs at most once, and every caller gets its outcome: of two concurrent fsyncs on one descriptor, Linux may
+    report an error to only one (errseq).
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._lock = threading.Lock()
+        self._done = False
+        self._error: OSError | None = OSError(errno.EINTR, "the sync was interrupted")
+
+    def run(self) -> None:
+        """Block until what was written before this object was made is durable. Later calls return at once.
+
+        Raises:
+            OSError: the device failed; nothing is proven, and a second attempt would prove nothing either.
+        """
+        with self._lock:
+            if not self._done:
+                self._done = True
+                try:
+                    self._storage.sync()
+                    self._error = None
+                except OSError as error:
+                    self._error = error
+        if self._error is not None:
+            raise self._error

@@ -23,6 +23,7 @@ from .change.rewrite import finish_rewrites, split_last_frame
 from .change.spool import Spool
 from .change.truncation import Walk, begin_walk, truncate_at
 from .errors import LogClosed, LogError, NoRoom, NotFrameBoundary, ResourcesExhausted, UnexpectedIndex
+from .files import Sync
 from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, seal_header
 from .options import FlushPolicy, LogOptions, time_since_boot, wall_clock
 from .payload import StoredRecord, encode_records, stored_record
@@ -32,7 +33,7 @@ from .segment.survey import names_members
 from .segment.value_stream import ValueStream
 from .segment.write_segment import Flush
 from .state import Bounds, LogState
-from .storage import Directory, Storage, Sync
+from .storage import Directory, Storage
 
 
 class Log:

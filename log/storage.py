@@ -1,9 +1,7 @@
-"""Where a log keeps its bytes: two small protocols, which files, memory and a faulty disk implement, and a sync."""
+"""Where a log keeps its bytes: two small protocols, which files, memory and a faulty disk implement."""
 
 from __future__ import annotations
 
-import errno
-import threading
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -147,34 +145,3 @@ class Directory(Protocol):
         like a fault, so one check proves nothing.
         """
         ...
-
-
-class Sync:
-    """One sync of a file: `run` it in any thread, then return it to its owner on the owner's thread.
-
-    It runs at most once, and every caller gets its outcome: of two concurrent fsyncs on one descriptor, Linux may
-    report an error to only one (errseq).
-    """
-
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-        self._lock = threading.Lock()
-        self._done = False
-        self._error: OSError | None = OSError(errno.EINTR, "the sync was interrupted")
-
-    def run(self) -> None:
-        """Block until what was written before this object was made is durable. Later calls return at once.
-
-        Raises:
-            OSError: the device failed; nothing is proven, and a second attempt would prove nothing either.
-        """
-        with self._lock:
-            if not self._done:
-                self._done = True
-                try:
-                    self._storage.sync()
-                    self._error = None
-                except OSError as error:
-                    self._error = error
-        if self._error is not None:
-            raise self._error

@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..errors import ResourcesExhausted
+from ..files import Sync
 from ..options import STORE_HEADER_BYTES
 from ..segment.removal import Expiry
 from ..segment.segments import Segment
 from ..state import LogState
-from ..storage import Sync
 
 
 class Expirable(NamedTuple):

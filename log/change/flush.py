@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ..files import Sync
 from ..segment.write_segment import Flush
 from ..state import LogState
-from ..storage import Sync
 
 
 def begin_flush(state: LogState) -> Flush | None:

@@ -19,8 +19,8 @@ from __future__ import annotations
 from ..errors import NotFrameBoundary
 from ..frames import Tail
 from ..options import STORE_HEADER_BYTES
-from ..segment.lookup import Lookup
 from ..segment.mark import MARK_NAME, MarkFile, discarding_mark, empty_mark
+from ..segment.reader import Lookup
 from ..segment.segments import remove_segment
 from ..segment.store import SEGMENTS_FOLDER, STORE_SUFFIX, StoreHeader, base_of_name
 from ..state import LogState

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from ..errors import ResourcesExhausted
-from ..files import is_exhaustion
-from ..storage import Directory, Sync
+from ..files import Sync, is_exhaustion
+from ..storage import Directory
 from .segments import remove_segment
 
 

@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from crc32c import crc32c
 
 from ..errors import FrameInvalid, NoRoom
+from ..files import Sync
 from ..frames import HEADER_BYTES, FrameHeader, Tail
 from ..options import STORE_HEADER_BYTES, LogOptions
-from ..storage import Storage, Sync
+from ..storage import Storage
 from .index import FrameIndex
 from .segments import Segment
 from .store import StoreHeader

@@ -18,7 +18,7 @@ from crc32c import crc32c
 import quire.cluster.compaction.snapshotting
 import quire.cluster.control.syncobj
 import quire.cluster.data_dir.data_dir
-import quire.log.storage
+import quire.log.files
 import quire.replication.replica
 import quire.replication.witnesses
 import quire.sm.snapshots.store
@@ -120,7 +120,7 @@ def below(loop: VirtualLoop, disks: dict[str, GlueDisk], seed: str) -> Generator
         (elections.Node, "__hash__", lambda node: crc32c(node.id.encode())),  # It goes through sets of them.
         (quire.replication.replica, "threading", SimpleNamespace(Thread=thread)),
         (quire.replication.replica, "SimpleQueue", lambda: LoopQueue(loop)),
-        (quire.log.storage, "threading", SimpleNamespace(Lock=lambda: LoopLock(loop))),
+        (quire.log.files, "threading", SimpleNamespace(Lock=lambda: LoopLock(loop))),
         (quire.replication.witnesses, "Lock", lambda: LoopLock(loop)),
         (quire.sm.snapshots.store, "Lock", lambda: LoopLock(loop)),
         (quire.cluster.data_dir.data_dir, "FileDirectory", directory),

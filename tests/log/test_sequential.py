@@ -17,7 +17,7 @@ from quire.log import (
     NotYetFlushed,
     frame_values,
 )
-from quire.log.segment.lookup import Found, Lookup
+from quire.log.segment.reader import Found, Lookup
 from quire.log.simulated import Disk
 from tests.log.histories import SMALL, Clock, open_log
 
