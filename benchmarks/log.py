@@ -80,7 +80,7 @@ def workload(folder: Path, size: int, values: int, batch: int, now: Clock) -> tu
         for _ in range(values // batch):
             log.append(frame)
         appended = now()
-        read = sum(frame.header.count for frame in log.stream_unbounded())
+        read = sum(frame.header.count for frame in log.reader.stream_unbounded())
         done = now()
         if read != values:
             raise ValueError(f"{read} of {values} values were read")
@@ -172,7 +172,7 @@ def random_reads(folder: Path, segments: int, now: Clock) -> None:
     for _ in range(values):
         log.append(["x" * 138])
     log.flush()
-    found = len(log.segment_bases)
+    found = len(log.segments.bases)
     chosen = random.Random(1)
     indexes = [chosen.randrange(values) for _ in range(RANDOM_READS)]
     passes: list[float] = []
@@ -201,7 +201,7 @@ def growth(folder: Path) -> None:
             for _ in range(50_000):
                 log.append(["x" * 138])
             costs.append((time.process_time() - start) / 50_000 * 1e6)
-        segments = len(log.segment_bases)
+        segments = len(log.segments.bases)
     shown = ", ".join(f"{cost:.1f}" for cost in costs)
     print(f"| CPU us per append of 140 B, each tenth of 500,000, {segments} segments | {shown} |", flush=True)
 

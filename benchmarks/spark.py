@@ -269,8 +269,8 @@ def planning_lines(spark: SparkSession, top: Path, segments: int) -> list[str]:
     path = top / "segments"
     middle, middle_ms = 0, 0
     with writing(path, LogOptions(segment_bytes=1 << 12, index_bytes=1 << 12)) as log:
-        while len(log.segment_bases) < segments:
-            if len(log.segment_bases) == segments // 2:
+        while len(log.segments.bases) < segments:
+            if len(log.segments.bases) == segments // 2:
                 middle, middle_ms = log.tail.index, time.time_ns() // 1_000_000
             log.append([b"x" * (3 << 10)])
     lines: list[str] = []

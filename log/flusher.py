@@ -81,14 +81,14 @@ class GroupFlusher:
             LogReadOnly: the device failed, or the files are not in place.
         """
         run = partial(asyncio.get_running_loop().run_in_executor, self._executor)
-        sync = self._log.begin_mark_sync()
+        sync = self._log.mark_sync.begin()
         if sync is not None:
             error: OSError | None = None
             try:
                 await run(sync.run)
             except OSError as failed:
                 error = failed
-            self._log.end_mark_sync(sync, error)
+            self._log.mark_sync.end(sync, error)
             if self._log.failure is not None:
                 raise LogReadOnly(self._log.failure)
         await run(self._log.watch.look)

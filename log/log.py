@@ -5,35 +5,30 @@ Each change of several steps is a module of `change/`. `log/DESIGN.md` has the f
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from crc32c import crc32c
 
-from .change.ages import Ages
-from .change.append import CheckMembers, any_members, append_raw, make_room, put_spooled, taken_back, try_room
-from .change.expiry import Expirable, begin_expiry, end_expiry, expirable, remove_expired
-from .change.flush import begin_flush, begin_mark_sync, end_flush, end_mark_sync, flush_now
+from .change.append import CheckMembers, Room, any_members, append_raw, make_room, taken_back
+from .change.expiry import LogExpiry
+from .change.mark_sync import MarkSync
 from .change.recovery import OpenRequest, open_state
-from .change.reset import follows, remove_log, reset_to
+from .change.reset import remove_log, reset_to
 from .change.rewrite import finish_rewrites, split_last_frame
-from .change.spool import Spool
+from .change.spool import Spools
 from .change.truncation import Walk, begin_walk, truncate_at
-from .errors import LogClosed, LogError, NoRoom, NotFrameBoundary, ResourcesExhausted, UnexpectedIndex
-from .files import Sync
-from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, seal_header
-from .options import FlushPolicy, LogOptions, time_since_boot, wall_clock
+from .errors import LogError, NoRoom, NotFrameBoundary, ResourcesExhausted, UnexpectedIndex
+from .frames import HEADER_BYTES, FrameHeader, Kind, Tail, seal_header
+from .options import LogOptions
 from .payload import StoredRecord, encode_records, stored_record
 from .segment.reader import Reader
-from .segment.removal import Expiry
 from .segment.survey import names_members
-from .segment.value_stream import ValueStream
 from .segment.write_segment import Flush
 from .state import Bounds, LogState
-from .storage import Directory, Storage
+from .storage import Directory
 
 
 class Log:
@@ -48,13 +43,27 @@ class Log:
         self._state = state
         self._clock = clock
         self._locked = locked
-        self._reader = Reader(state)
-        self._lookup = self._reader.lookup
-        self.mark_commit_index = state.commit_index
-        """The commit_index in the mark when the log was opened."""
-        self.watch = state.watch  # Its `look` and `judge` are to be called once a second.
+        self.flush_policy = state.options.flush_policy
+        """When its records are flushed without a request."""
+        self.segments = state.segments
+        """Where each segment begins, and which indexes are in memory."""
+        self.reader = Reader(state)
+        """Reads of a frame, of a value's bytes, and streams of frames."""
+        self.lookup = self.reader.lookup
+        """Where frames begin."""
+        self.spools = Spools(state, clock)
+        """Appends of values that arrive in chunks."""
+        self.room = Room(state)
+        """Room on disk for further frames."""
+        self.expiry = LogExpiry(state, self.reader)
+        """Which of the oldest segments are due, and their removal."""
         self.mark = state.mark
         """Its `latest` was written, its `synced` survives a power loss. Only the log writes it."""
+        self.mark_sync = MarkSync(state)
+        """Syncs of the mark, once a second."""
+        self.mark_commit_index = state.mark.commit_index
+        """The commit_index in the mark when the log was opened."""
+        self.watch = state.watch  # Its `look` and `judge` are to be called once a second.
         self.torn = state.torn
         """The bytes after the last whole frame that opening cut off, which were never acknowledged; None if none."""
         self.on_truncated: Callable[[int], None] = lambda _: None
@@ -115,24 +124,9 @@ class Log:
         return self._state.readable_index
 
     @property
-    def flush_policy(self) -> FlushPolicy:
-        """When its records are flushed without a request."""
-        return self._state.options.flush_policy
-
-    @property
     def size(self) -> int:
         """Bytes of the frames held."""
         return self._state.size
-
-    @property
-    def segment_bases(self) -> Sequence[int]:
-        """First index of each segment, ascending; the last is the write segment's."""
-        return self._state.segments.bases
-
-    @property
-    def cached_indexes(self) -> Sequence[int]:
-        """Base indices of the read segments whose index is in memory, ascending."""
-        return self._state.segments.cached_indexes
 
     @property
     def tail(self) -> Tail:
@@ -163,30 +157,6 @@ class Log:
     def failure(self) -> str | None:
         """Why the log is read-only; None if it is not."""
         return self._state.failure
-
-    @property
-    def reserve_left(self) -> int:
-        """Bytes on disk that `reserved` frames can use if it is full; others can use all but the last 64 KiB."""
-        return self._state.writer.room
-
-    def try_room(self) -> bool:
-        """Return whether an append that is not `reserved` finds room now. Blocks if there was none: it asks the disk.
-
-        Raises:
-            LogReadOnly, LogClosed: the log takes no appends at all.
-        """
-        self._state.refuse_if_unwritable()
-        return try_room(self._state)
-
-    def epoch_at(self, index: int) -> int:
-        """Return the epoch of the record at `index`.
-
-        Raises:
-            IndexOutOfBounds, IndexExpired: the log does not hold it.
-        """
-        self._lookup.refuse_outside(index)
-        epochs = self._state.epochs
-        return epochs[bisect_right(epochs, index, key=lambda start: start[1]) - 1][0]
 
     def append(
         self,
@@ -289,56 +259,6 @@ class Log:
                 raise
         return state.tail.index
 
-    def append_stream(
-        self,
-        chunks: Iterable[bytes],
-        threshold: int | None = None,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        expected_index: int | None = None,
-        epoch: int = 0,
-    ) -> int:
-        """Append a value that arrives in chunks as one blob; return its index. Memory use does not grow with its size.
-
-        No part of it is in the log until the last chunk has arrived: others may append in between, and nothing is left
-        if `chunks` raises. `threshold` limits the bytes of the frame, header included, below the log's own limit.
-
-        Raises:
-            RecordTooLarge: the frame would exceed the limit, which the error names.
-            UnexpectedIndex, DiskFull, LogReadOnly: as `append`.
-        """
-        with self.begin_spool(threshold, metadata=metadata) as spool:
-            for chunk in chunks:
-                spool.write(chunk)
-            return self.append_spool(spool, expected_index=expected_index, epoch=epoch)
-
-    def begin_spool(self, threshold: int | None = None, *, metadata: Mapping[str, str] | None = None) -> Spool:
-        """Return a spool for a value that arrives in chunks, e.g. from a socket; then call `append_spool`.
-
-        Raises:
-            RecordTooLarge: `metadata` alone exceeds the limit.
-            LogReadOnly, LogClosed: the log takes no appends.
-        """
-        state = self._state
-        state.refuse_if_unwritable()
-        state.spools += 1
-        limit = state.frame_limit if threshold is None else min(threshold, state.frame_limit)
-        return Spool(state, state.spools, limit, metadata)
-
-    def append_spool(self, spool: Spool, *, expected_index: int | None = None, epoch: int = 0) -> int:
-        """Append the spooled value as one blob and close the spool; return its index. Not durable on return.
-
-        Raises:
-            LogClosed: the spool was closed before.
-            UnexpectedIndex, RecordTooLarge, DiskFull, LogReadOnly: as `append`; nothing was appended.
-        """
-        state = self._state
-        with spool:
-            if spool.closed:
-                raise LogClosed
-            state.refuse_if_unwritable()
-            return put_spooled(state, spool, expected_index, epoch, self._clock()).index
-
     def read(self, index: int) -> StoredRecord:
         """Return the readable record at `index`.
 
@@ -346,26 +266,7 @@ class Log:
             IndexOutOfBounds, IndexExpired, NotYetFlushed: the record cannot be read.
             FrameCorrupt: its bytes are not those that were written.
         """
-        return stored_record(self._reader.frame(index), index)
-
-    def kind_at(self, index: int) -> int:
-        """Return the kind of the frame that holds the readable record at `index`. Raises as `read`."""
-        return self._reader.header(index).kind
-
-    def read_stream(self, index: int) -> ValueStream:
-        """Return a stream of the bytes of the blob, or of the bytes value, at `index`. Memory use is one chunk.
-
-        Close it. Any one thread may use it, even while the log expires its segment.
-
-        Raises:
-            IndexOutOfBounds, IndexExpired, NotYetFlushed, FrameCorrupt: as `read`.
-            PayloadInvalid: the record is not bytes.
-        """
-        return self._reader.value_stream(index)
-
-    def read_frame(self, index: int) -> Frame:
-        """Return the readable frame that holds `index`. Raises as `read`."""
-        return self._reader.frame(index)
+        return stored_record(self.reader.frame(index), index)
 
     def read_frames(
         self, from_index: int, max_bytes: int, *, to_index: int | None = None, unflushed: bool = False
@@ -379,55 +280,15 @@ class Log:
             NotFrameBoundary: `from_index` lies inside a frame.
             IndexOutOfBounds, IndexExpired, FrameCorrupt: the log does not hold the frames, or they are corrupt.
         """
-        return self._reader.frames(from_index, max_bytes, to_index, unflushed)
-
-    def stream(self, from_index: int, to_index: int) -> Iterator[Frame]:
-        """Yield the readable frames that hold [from_index, to_index). There is one lookup, at the start.
-
-        The log may change between two frames. The stream never yields a frame after its truncation, and never leaves a
-        gap: it raises instead.
-
-        Raises:
-            IndexOutOfBounds, NotYetFlushed, FrameCorrupt: a frame of the range cannot be read.
-            IndexExpired: the next frame expired before it was read.
-            ChainBroken: the frame yielded last was truncated, and the next one does not follow it.
-        """
-        return self._reader.stream(from_index, to_index)
-
-    def stream_unbounded(self, from_index: int | None = None) -> Iterator[Frame]:
-        """Yield the readable frames from the one that holds `from_index`, or the lowest, to the end.
-
-        Frames that become readable while it runs are yielded as well. Raises as `stream`.
-        """
-        return self._reader.stream_unbounded(self._state.origin.index if from_index is None else from_index)
-
-    def bytes_between(self, from_index: int, to_index: int) -> int:
-        """Return the frame bytes between two frame boundaries.
-
-        Raises:
-            NotFrameBoundary, IndexOutOfBounds, IndexExpired: an index is not a boundary in this log.
-        """
-        return self._lookup.bytes_between(from_index, to_index)
-
-    def boundary_at_or_below(self, index: int) -> int:
-        """Return the highest frame boundary at or below `index`.
-
-        Raises:
-            IndexOutOfBounds, IndexExpired: `index` is below the log.
-        """
-        return self._lookup.boundary_at_or_below(index)
-
-    def members_index_before(self, index: int) -> int | None:
-        """Return `members_index` after a truncation to `index`, if the remaining segment has no members record."""
-        return self._lookup.members_index_before(index)
+        return self.reader.frames(from_index, max_bytes, to_index, unflushed)
 
     def begin_truncation(self, index: int) -> Walk | None:
         """Return the walk that `truncate` to a boundary needs, None if none; `run` it in any thread. Raises as that."""
         self._state.refuse_if_unwritable()
         if index == self._state.tail.index:
             return None
-        self._lookup.refuse_outside(index)
-        return begin_walk(self._state, *self._lookup.end_before(index))
+        self.lookup.refuse_outside(index)
+        return begin_walk(self._state, *self.lookup.end_before(index))
 
     def truncate(self, index: int, walk: Walk | None = None) -> None:
         """Remove every record from `index` on. Blocks; the records that stay are durable on return.
@@ -453,7 +314,7 @@ class Log:
             # A restart may have to replace the frame: everything before it must be durable.
             self.truncate_at_boundary(inside.next_index)
             try:
-                frame = self._reader.frame(inside.frame_index)
+                frame = self.reader.frame(inside.frame_index)
                 split_last_frame(self, state, frame, inside.index - inside.frame_index)
             except LogError:
                 self.on_truncated(inside.next_index)
@@ -463,60 +324,17 @@ class Log:
     def truncate_at_boundary(self, boundary: int, walk: Walk | None = None) -> None:
         """Truncate at a frame boundary as a step of a longer change: without calling `on_truncated`."""
         if boundary != self._state.tail.index:
-            self._lookup.refuse_outside(boundary)
-        tail, segment, position = self._lookup.end_before(boundary)
-        self._lookup.forget_boundaries()
+            self.lookup.refuse_outside(boundary)
+        tail, segment, position = self.lookup.end_before(boundary)
+        self.lookup.forget_boundaries()
         truncate_at(self._state, tail, segment, position, walk)
-
-    def ages(self, clock: Callable[[], int] = wall_clock, now: Callable[[], int] = time_since_boot) -> Ages:
-        """Return the object that tracks the ages of the log's records from now on; both clocks in microseconds."""
-        return Ages(self._state, self._reader.header, clock, now)
-
-    def remove_expired(self, *, aged_to: int = 0, max_bytes: int | None = None, floor: int | None = None) -> int:
-        """Remove whole read segments, the oldest first; return how many. Blocks.
-
-        A segment is removed if it ends at or below `aged_to` (`Ages`), or while the log's `size` exceeds `max_bytes`;
-        but not if it holds a record at or above `floor`. The write segment stays, as does the newest read segment until
-        a frame of the write segment is durable.
-
-        Raises:
-            LogReadOnly: the device failed; only a restart tells which segments are left.
-        """
-        self._state.refuse_if_unwritable()
-        return remove_expired(self._state, aged_to, max_bytes, floor)
-
-    def begin_expiry(
-        self, *, aged_to: int = 0, max_bytes: int | None = None, floor: int | None = None
-    ) -> Expiry | None:
-        """Take the oldest segment out of the log if `remove_expired` would remove it; return the removal of its files.
-
-        Call its `run` in any thread, then `end_expiry`. From this call on nothing reads the segment. None also
-        while another removal or a sync of a mark that names the segment is in progress, or if no file can be opened.
-
-        Raises:
-            LogReadOnly: the device failed.
-        """
-        self._state.refuse_if_unwritable()
-        return begin_expiry(self._state, aged_to, max_bytes, floor)
-
-    def end_expiry(self, expiry: Expiry, error: OSError | None = None) -> None:
-        """Note how a removal ended: the files are gone, or the log is now read-only. Raises LogReadOnly."""
-        end_expiry(self._state, expiry, error)
-
-    def expirable(self, *, aged_to: int = 0, max_bytes: int | None = None, floor: int | None = None) -> Expirable:
-        """Return what `remove_expired` would remove now."""
-        return expirable(self._state, aged_to, max_bytes, floor)
-
-    def follows(self, origin: Tail) -> bool:
-        """Return whether the log begins at `origin` or holds the frame that ends there; `reset` changes no such log."""
-        return follows(self._state, self._lookup, origin)
 
     def reset(self, origin: Tail, *, members_index: int | None = None) -> bool:
         """Make the log continue from `origin`, the end of a snapshot's chain; return whether it was emptied for that.
 
-        A log that `follows` it is not changed. Any other is emptied and begins at `origin.index`; `members_index` is
-        the index of the last members record below. Blocks; durable on return. The snapshot must already be durable: a
-        crash leaves the old log or an empty one, for the next `reset`.
+        A log that follows it (`Lookup.follows`) is not changed. Any other is emptied and begins at `origin.index`;
+        `members_index` is the index of the last members record below. Blocks; durable on return. The snapshot must
+        already be durable: a crash leaves the old log or an empty one, for the next `reset`.
 
         Raises:
             LogReadOnly: the device failed.
@@ -524,15 +342,11 @@ class Log:
         """
         state = self._state
         state.refuse_if_unwritable()
-        if follows(state, self._lookup, origin):
+        if self.lookup.follows(origin):
             return False
-        self._lookup.forget_boundaries()
+        self.lookup.forget_boundaries()
         reset_to(state, origin, members_index)
         return True
-
-    def free_with(self, free: Callable[[Storage], None]) -> None:
-        """Let `free` close the files of removed segments, in any thread: that takes long, and only then frees room."""
-        self._state.free = free
 
     def begin_flush(self) -> Flush | None:
         """Write buffered frames to the file; return a flush of them, None if all is durable or a flush is in progress.
@@ -542,36 +356,45 @@ class Log:
         Raises:
             LogReadOnly: the device failed, now or earlier.
         """
-        self._state.refuse_if_unwritable()
-        return begin_flush(self._state)
+        state = self._state
+        state.refuse_if_unwritable()
+        if state.flush is not None or state.durable.index == state.tail.index:
+            return None
+        with state.failing("writing out"):
+            state.writer.write_out()
+        segment = state.writer.segment
+        state.flush = Flush(state.writer.store, state.tail, segment, segment.end, state.generation)
+        return state.flush
 
     def end_flush(self, flush: Flush, error: OSError | None = None) -> None:
         """Note how a flush ended: the frames it covers are durable, or the log is now read-only.
 
         Raises LogReadOnly if the mark could not be written.
         """
-        end_flush(self._state, flush, error)
+        state = self._state
+        if flush is not state.flush:
+            raise ValueError("this flush has ended before, or is of another log")
+        state.flush = None
+        state.close_retired()
+        if error is not None:
+            state.fail(f"flushing: {error}")
+        if state.failure is not None or state.closed:
+            return
+        # A truncation since it began may have replaced what it covered; a rotation may have proven more.
+        if flush.generation == state.generation and flush.tail.index > state.durable.index:
+            state.set_durable(flush.tail, flush.segment, flush.position)
+            with state.failing("writing the mark"):
+                state.mark.write(state.next_mark())
 
     def flush(self) -> None:
         """Make every appended record durable. Blocks. Raises LogReadOnly."""
-        self._state.refuse_if_unwritable()
-        flush_now(self._state)
-
-    def set_commit_index(self, index: int) -> None:
-        """Set the commit_index for the next mark, which is written as at most durable_index."""
-        self._state.commit_index = index
-
-    def begin_mark_sync(self) -> Sync | None:
-        """Return a sync of the mark; None if it has not moved or a sync is in progress. Call this once a second.
-
-        Call `run` of the sync in any thread, then `end_mark_sync`.
-        """
-        self._state.refuse_if_unwritable()
-        return begin_mark_sync(self._state)
-
-    def end_mark_sync(self, sync: Sync, error: OSError | None = None) -> None:
-        """Note how a sync of the mark ended."""
-        end_mark_sync(self._state, sync, error)
+        state = self._state
+        state.refuse_if_unwritable()
+        if state.durable.index == state.tail.index:
+            return
+        with state.failing("flushing"):
+            state.sync_all()
+            state.mark.write(state.next_mark())
 
     def close(self) -> None:
         """Flush, mark a clean stop, close the files, unlock the directory. Blocks. After a failure it writes nothing.

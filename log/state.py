@@ -9,7 +9,7 @@ Invariants, whenever no operation is in progress:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
@@ -62,7 +62,6 @@ class LogState:
         self.durable_position = STORE_HEADER_BYTES
         self.epochs: list[tuple[int, int]] = []
         self.members: list[int] = []
-        self.commit_index = 0
         self.generation = 0
         """Number of truncations and resets; a flush of an earlier generation proves nothing."""
         self.torn: Torn | None = None
@@ -72,17 +71,12 @@ class LogState:
         """Files that are no longer used, but that a flush in progress may still sync."""
         self.expiry: Expiry | None = None
         """The removal of a segment's files that is in progress."""
-        self.free: Callable[[Storage], None] | None = None
-        """Gets the open file of a removed segment and closes it in another thread, since freeing its room takes long.
-        None: it is closed at once."""
         self.refused_bytes = 0
         """Size of the largest frame that found no room, until a probe finds room for it; 0 if there is none."""
         self.failure: str | None = None
         self.is_rotten = False
         """Whether a read found rot. No stop is then marked as clean, so that the next open checks every frame."""
         self.closed = False
-        self.spools = 0
-        """Number of spools begun, which gives each its file name."""
         self.watch = FileWatch(directory, files, segments, self._lost)
         self.frame_limit = options.frame_limit
         self._reads_unflushed = options.flush_policy.never
@@ -142,7 +136,7 @@ class LogState:
     def next_mark(self, *, clean: bool = False) -> Mark:
         """Return the mark that says what is durable now."""
         durable = self.durable
-        commit_index = durable.index if self.standalone else min(self.commit_index, durable.index)
+        commit_index = durable.index if self.standalone else min(self.mark.commit_index, durable.index)
         return Mark(
             0,
             durable.index,

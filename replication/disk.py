@@ -206,7 +206,7 @@ class Disk:
         if not self.log.bounds.lowest_index <= index <= self.log.tail.index:
             return False
         with _reading():
-            return index == self.log.tail.index or self.log.boundary_at_or_below(index) == index
+            return index == self.log.tail.index or self.log.lookup.boundary_at_or_below(index) == index
 
     def crc32c_before(self, index: int) -> int:
         """The crc32c field of the frame that ends at this boundary."""
@@ -214,7 +214,7 @@ class Disk:
             if index == tail.index:
                 return tail.crc32c
         with _reading():
-            raw, _ = self.log.read_frames(self.log.boundary_at_or_below(index - 1), 1, unflushed=True)
+            raw, _ = self.log.read_frames(self.log.lookup.boundary_at_or_below(index - 1), 1, unflushed=True)
         return decode_header(raw).crc32c
 
     def verifies_before(self, index: int) -> bool:
@@ -223,7 +223,7 @@ class Disk:
             return True
         try:
             with _reading():
-                raw, _ = self.log.read_frames(self.log.boundary_at_or_below(index - 1), 1, unflushed=True)
+                raw, _ = self.log.read_frames(self.log.lookup.boundary_at_or_below(index - 1), 1, unflushed=True)
             return next(walk_frames(raw)).header.next_index == index
         except (FrameCorrupt, FrameInvalid, UnknownVersion):
             return False
@@ -276,8 +276,8 @@ class Disk:
 
     def probe_room(self) -> RoomProbed:
         """Whether an append finds room now. Writes nothing; asks the file system only if no room is allocated."""
-        has_room = self.log.try_room()
-        return RoomProbed(has_room, has_room or self.log.reserve_left >= EPOCH_RECORD_BYTES)
+        has_room = self.log.room.probe()
+        return RoomProbed(has_room, has_room or self.log.room.left >= EPOCH_RECORD_BYTES)
 
     def append_frames(self, raw: bytes) -> None:
         """Append a leader's frames, as `Log.append_frames`; none of them if a members record in them is invalid."""
@@ -315,7 +315,7 @@ class Disk:
         """
         if self._members is not None and self._members[0] == self.log.members_index and self._members[0] < index:
             return self._members
-        below = self.log.members_index_before(index)
+        below = self.log.lookup.members_index_before(index)
         try:
             return None if below is None else (below, self._members_at(below))
         except PayloadInvalid:  # If the remaining segment has other members, these are not needed.
@@ -335,9 +335,9 @@ class Disk:
         self._members = None
 
     def begin_expiry(self, *, aged_to: int = 0, max_bytes: int | None, floor: int) -> Expiry | None:
-        """Take the oldest segment out of the log as `Log.begin_expiry`; keep its epochs."""
+        """Take the oldest segment out of the log as `LogExpiry.begin`; keep its epochs."""
         older = list(self.epochs)
-        expiry = self.log.begin_expiry(aged_to=aged_to, max_bytes=max_bytes, floor=floor)
+        expiry = self.log.expiry.begin(aged_to=aged_to, max_bytes=max_bytes, floor=floor)
         if expiry is not None:
             self._older_epochs = older
         return expiry

@@ -63,7 +63,7 @@ class Driver(Generic[OwnerT]):
         self.flush_durations = Durations()
         """How long flushes took, from their start until this thread was notified."""
         self._disk = disk
-        disk.log.free_with(lambda file: device.write(file.close, lambda *_: None))
+        disk.log.segments.free = lambda file: device.write(file.close, lambda *_: None)
         self._ports: Ports[OwnerT]
         self._links = links
         self._streams = streams
@@ -252,7 +252,7 @@ class Driver(Generic[OwnerT]):
             case actions.FetchSnapshot():
                 self._ports.installs.fetch_snapshot(action)
             case actions.Apply(to_index):
-                self._disk.log.set_commit_index(self.core.commit_index)
+                self._disk.log.mark.commit_index = self.core.commit_index
                 self._ports.writes.committed(to_index)
                 self._ports.machine.apply_to(to_index)
             case actions.RoleChanged():
@@ -450,11 +450,11 @@ class Driver(Generic[OwnerT]):
         """Remove a segment's files in the writer's thread, then call `then`."""
 
         def finish() -> None:
-            self._disk.log.end_expiry(expiry)
+            self._disk.log.expiry.end(expiry)
             then()
 
         def fail(error: BaseException) -> None:
-            self._disk.log.end_expiry(expiry, _of_device(error))
+            self._disk.log.expiry.end(expiry, _of_device(error))
 
         def remove() -> None:
             self._offload(expiry.run, finish, fail, remove, measured=False)
@@ -569,7 +569,7 @@ class Driver(Generic[OwnerT]):
         log = self._disk.log
         sync: Sync | None = None
         with self._errors_end_node():
-            sync = log.begin_mark_sync()
+            sync = log.mark_sync.begin()
         if sync is None:
             return
         running: Sync = sync
@@ -577,6 +577,6 @@ class Driver(Generic[OwnerT]):
 
         def done(error: BaseException | None, _: int) -> None:
             with self._errors_end_node():
-                log.end_mark_sync(running, None if error is None else _of_device(error))
+                log.mark_sync.end(running, None if error is None else _of_device(error))
 
         self._device.sync_mark(block, done)

@@ -58,7 +58,7 @@ def first_lacking(log: Log, durable_index: int) -> int:
     if begin == log.durable_index:  # After an install, until a flush, the log holds nothing yet.
         return log.durable_tail.timestamp
     try:
-        raw, _ = log.read_frames(log.boundary_at_or_below(begin), 1)
+        raw, _ = log.read_frames(log.lookup.boundary_at_or_below(begin), 1)
     except ResourcesExhausted:
         return log.durable_tail.timestamp
     return decode_header(raw).timestamp
@@ -69,8 +69,8 @@ def lacking_bytes(log: Log, durable_index: int) -> int:
     if durable_index >= log.durable_index:
         return 0
     try:
-        begin = log.boundary_at_or_below(max(durable_index, log.bounds.lowest_index))
-        return log.bytes_between(begin, log.durable_index)
+        begin = log.lookup.boundary_at_or_below(max(durable_index, log.bounds.lowest_index))
+        return log.lookup.bytes_between(begin, log.durable_index)
     except ResourcesExhausted:
         return log.size
 

@@ -79,7 +79,7 @@ class Retention:
         self._remove = remove
         self._manifests = manifests
         self._limits = limits
-        self._ages = disk.log.ages(clock, now)
+        self._ages = disk.log.expiry.ages(clock, now)
         self.expired_segments = 0
         """Segments expired since this node started."""
         self._gone = NOTHING
@@ -123,7 +123,7 @@ class Retention:
         return self._expirable(self.holds()[0].index)
 
     def _expirable(self, floor: int | None) -> Expirable:
-        return self._log.expirable(aged_to=self._aged_to(), max_bytes=self._limits.max_bytes, floor=floor)
+        return self._log.expiry.due(aged_to=self._aged_to(), max_bytes=self._limits.max_bytes, floor=floor)
 
     def _aged_to(self) -> int:
         return self._ages.aged_to(self._limits.age)

@@ -105,7 +105,7 @@ class Reading:
         if from_index >= bounds.highest_index:
             return b"", from_index
         try:
-            boundary = self._log.boundary_at_or_below(from_index)
+            boundary = self._log.lookup.boundary_at_or_below(from_index)
             return self._log.read_frames(boundary, max_bytes, to_index=bounds.highest_index)
         except IndexExpired as error:
             raise Expired(from_index, error.lowest) from error

@@ -223,7 +223,7 @@ class Checks:
         if leader is None:
             return end
         shipped = [stream.next_index for stream in leader.streams]
-        kept = [at for at in shipped if at >= end or process.log.bytes_between(at, end) <= most]
+        kept = [at for at in shipped if at >= end or process.log.lookup.bytes_between(at, end) <= most]
         return min([end, *kept, *(install.snapshot_index for install in leader.installs)])
 
     def expired(self, node: "Node", before: int, needed: int) -> None:

@@ -79,9 +79,9 @@ async def get_record(request: web.Request) -> web.StreamResponse:
     parameters_of(request)
     service, index = request.app[SERVICE], parse_integer(request.match_info["index"], "the index")
     with service.answering(index):
-        if service.log.kind_at(index) != Kind.BLOB:
+        if service.log.reader.header(index).kind != Kind.BLOB:
             return _small(request, service.log.read(index))
-        stream = service.log.read_stream(index)
+        stream = service.log.reader.value_stream(index)
     try:
         with request.app[READS].slot(), service.answering(index):
             await in_thread(stream.verify)
@@ -147,14 +147,14 @@ async def _append_bytes(
     if request.content_length is not None and request.content_length > limit:
         raise LimitExceeded("the request body", request.content_length, limit)
     size, pace = 0, BodyPace(service.config.request_timeout_ms / 1000)
-    with service.log.begin_spool(metadata=headers) as spool:
+    with service.log.spools.begin(metadata=headers) as spool:
         while chunk := await _in_time(service, request.content.readany(), pace.patience_s(size)):
             size += len(chunk)
             if size > limit:
                 raise LimitExceeded("the request body", size, limit)
             await in_thread(partial(spool.write, chunk))
         if size > BIN_LIMIT_BYTES:
-            return service.log.append_spool(spool, expected_index=expected_index)
+            return service.log.spools.append(spool, expected_index=expected_index)
         value = _spooled_value(spool, headers)
     return service.log.append([Record(value, headers) if headers else value], expected_index=expected_index)
 

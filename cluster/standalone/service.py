@@ -222,7 +222,7 @@ class LogService:
     async def _expire(self) -> None:
         config = self.config
         age = None if config.retention_ms is None else config.retention_ms * 1000
-        ages = self.log.ages()
+        ages = self.log.expiry.ages()
         while age is not None or config.retention_bytes is not None:
             try:
                 ages.rotate(age, None)
@@ -241,8 +241,8 @@ class LogService:
             LogReadOnly: the device failed.
         """
         gone, most = 0, self.config.retention_bytes
-        while (expiry := self.log.begin_expiry(aged_to=aged_to(), max_bytes=most)) is not None:
-            self.log.end_expiry(expiry, await self._removed(expiry))
+        while (expiry := self.log.expiry.begin(aged_to=aged_to(), max_bytes=most)) is not None:
+            self.log.expiry.end(expiry, await self._removed(expiry))
             gone += 1
         return gone
 

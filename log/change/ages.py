@@ -39,7 +39,7 @@ class Ages:
         clock: Callable[[], int],
         now: Callable[[], int],
     ) -> None:
-        """`clock` is the wall clock, `now` the time since boot; both in microseconds. Use `Log.ages`."""
+        """`clock` is the wall clock, `now` the time since boot; both in microseconds. Use `LogExpiry.ages`."""
         self._state = state
         self._header_at = header_at
         self._clock = clock

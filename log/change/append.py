@@ -1,15 +1,14 @@
-"""The longer paths of an append: room for a frame, a peer's raw frames, a spooled value. `log.py` has the short one."""
+"""The longer paths of an append: room for a frame, and a peer's raw frames. `log.py` has the short one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..errors import FrameCorrupt, FrameInvalid, NoRoom, RecordTooLarge, ResourcesExhausted, UnexpectedIndex
-from ..frames import HEADER_BYTES, FrameHeader, Kind, Tail, follow, seal_header, walk_headers
+from ..errors import NoRoom, RecordTooLarge, ResourcesExhausted
+from ..frames import HEADER_BYTES, FrameHeader, Kind, Tail, follow, walk_headers
 from ..segment.survey import names_members
 from ..state import LogState
 from .rotation import rotate
-from .spool import Spool
 
 _PROBE_BYTES = 1 << 20
 
@@ -45,48 +44,35 @@ def make_room(state: LogState, size: int, *, reserved: bool = False) -> None:
             raise
 
 
-def try_room(state: LogState) -> bool:
-    """Return whether there is room for frames that are not reserved, as large as any that was refused. Blocks.
+class Room:
+    """Room on disk for the frames of one log."""
 
-    Raises:
-        LogReadOnly: the device failed.
-    """
-    size = min(max(_PROBE_BYTES, state.refused_bytes), state.frame_limit)
-    if state.writer.free_end - state.writer.segment.end < size:
-        try:
-            make_room(state, size)
-        except NoRoom:
-            return False
-    state.refused_bytes = 0
-    return True
+    def __init__(self, state: LogState) -> None:
+        self._state = state
 
+    @property
+    def left(self) -> int:
+        """Bytes on disk that `reserved` frames can use if it is full; others can use all but the last 64 KiB."""
+        return self._state.writer.room
 
-def put_spooled(state: LogState, spool: Spool, expected_index: int | None, epoch: int, now: int) -> FrameHeader:
-    """Append a spooled value as one frame of kind blob.
+    def probe(self) -> bool:
+        """Return whether frames that are not `reserved` find room now, as large as any that was refused.
 
-    Raises:
-        UnexpectedIndex, RecordTooLarge, DiskFull: as `make_room`; nothing was appended.
-        LogReadOnly: the device failed.
-        FrameCorrupt: the spool does not hold what was written to it; nothing was appended.
-    """
-    index, last_epoch, timestamp, prev_crc32c = state.tail
-    if expected_index is not None and expected_index != index:
-        raise UnexpectedIndex(expected_index, index)
-    if epoch < last_epoch:
-        raise ValueError(f"a record of epoch {epoch} cannot follow epoch {last_epoch}")
-    header, head = seal_header(
-        spool.length, spool.crc32c, index, epoch, max(now, timestamp), 1, prev_crc32c, 0, 0, Kind.BLOB
-    )
-    make_room(state, header.size)
-    try:
-        with state.failing("writing out"):
-            state.writer.put_streamed(header, head, spool.pieces())
-            state.tail = Tail(index + 1, epoch, header.timestamp, header.crc32c)
-            if epoch != last_epoch or not state.epochs:
-                state.epochs.append((epoch, index))
-    except FrameInvalid as error:
-        raise FrameCorrupt(spool.name, 0, error.reason) from error
-    return header
+        Blocks if there was none: it asks the disk.
+
+        Raises:
+            LogReadOnly, LogClosed: the log takes no appends at all.
+        """
+        state = self._state
+        state.refuse_if_unwritable()
+        size = min(max(_PROBE_BYTES, state.refused_bytes), state.frame_limit)
+        if state.writer.free_end - state.writer.segment.end < size:
+            try:
+                make_room(state, size)
+            except NoRoom:
+                return False
+        state.refused_bytes = 0
+        return True
 
 
 def _verified_frames(

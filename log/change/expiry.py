@@ -15,74 +15,106 @@ must point to a segment, and the log needs its last frame.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..errors import ResourcesExhausted
 from ..files import Sync
-from ..options import STORE_HEADER_BYTES
+from ..options import STORE_HEADER_BYTES, time_since_boot, wall_clock
+from ..segment.reader import Reader
 from ..segment.removal import Expiry
 from ..segment.segments import Segment
 from ..state import LogState
+from .ages import Ages
 
 
 class Expirable(NamedTuple):
-    """What an expiry removes: how many segments, all records below `to_index`, and how many bytes of frames."""
+    """What is due: how many segments, all records below `to_index`, and how many bytes of frames."""
 
     segments: int
     to_index: int
     size: int
 
 
-def expirable(state: LogState, aged_to: int, max_bytes: int | None, floor: int | None) -> Expirable:
-    """Return what `remove_expired` would remove now."""
-    due = count_due(state, aged_to, max_bytes, floor)
-    return Expirable(due, state.segments.at(due).base_index, state.segments.bytes_between(0, due))
+class LogExpiry:
+    """Which of a log's oldest segments are due, and their removal.
 
+    A segment is due if it ends at or below `aged_to` (`Ages`), or while the log's `size` exceeds `max_bytes`; but not
+    if it holds a record at or above `floor`. The write segment stays, as does the newest read segment until a frame of
+    the write segment is durable.
+    """
 
-def remove_expired(state: LogState, aged_to: int, max_bytes: int | None, floor: int | None) -> int:
-    """Remove the segments that are due by the rules of `Log.remove_expired`; return how many. Blocks."""
-    count = 0
-    with state.failing("expiring"):
-        state.mark.settle()
-        while (expiry := begin_expiry(state, aged_to, max_bytes, floor)) is not None:
-            expiry.run()
-            end_expiry(state, expiry)
-            count += 1
-    return count
+    def __init__(self, state: LogState, reader: Reader) -> None:
+        self._state = state
+        self._reader = reader
 
+    def ages(self, clock: Callable[[], int] = wall_clock, now: Callable[[], int] = time_since_boot) -> Ages:
+        """Return the object that tracks the ages of the log's records from now on; both clocks in microseconds."""
+        return Ages(self._state, self._reader.header, clock, now)
 
-def begin_expiry(state: LogState, aged_to: int, max_bytes: int | None, floor: int | None) -> Expiry | None:
-    """Take the oldest segment out of the log if it is due; return the removal of its files."""
-    if state.expiry is not None or not count_due(state, aged_to, max_bytes, floor):
-        return None
-    try:
-        state.segments.refuse_without_descriptor()
-    except ResourcesExhausted:
-        return None
-    mark_sync = None
-    if _mark_is_behind(state):
-        mark_sync = _begin_mark_sync(state)
-        if mark_sync is None:
+    def due(self, *, aged_to: int = 0, max_bytes: int | None = None, floor: int | None = None) -> Expirable:
+        """Return what `remove` would remove now."""
+        segments = self._state.segments
+        due = _count_due(self._state, aged_to, max_bytes, floor)
+        return Expirable(due, segments.at(due).base_index, segments.bytes_between(0, due))
+
+    def remove(self, *, aged_to: int = 0, max_bytes: int | None = None, floor: int | None = None) -> int:
+        """Remove the segments that are due, the oldest first; return how many. Blocks.
+
+        Raises:
+            LogReadOnly: the device failed; only a restart tells which segments are left.
+        """
+        state, count = self._state, 0
+        state.refuse_if_unwritable()
+        with state.failing("expiring"):
+            state.mark.settle()
+            while (expiry := self.begin(aged_to=aged_to, max_bytes=max_bytes, floor=floor)) is not None:
+                expiry.run()
+                self.end(expiry)
+                count += 1
+        return count
+
+    def begin(self, *, aged_to: int = 0, max_bytes: int | None = None, floor: int | None = None) -> Expiry | None:
+        """Take the oldest segment out of the log if it is due; return the removal of its files.
+
+        Call its `run` in any thread, then `end`. From this call on nothing reads the segment. None also while another
+        removal or a sync of a mark that names the segment is in progress, or if no file can be opened.
+
+        Raises:
+            LogReadOnly: the device failed.
+        """
+        state = self._state
+        state.refuse_if_unwritable()
+        if state.expiry is not None or not _count_due(state, aged_to, max_bytes, floor):
             return None
-    gone = _take_first(state)
-    state.expiry = Expiry(state.files, gone.base_index, state.origin.index, gone.end - STORE_HEADER_BYTES, mark_sync)
-    return state.expiry
+        try:
+            state.segments.refuse_without_descriptor()
+        except ResourcesExhausted:
+            return None
+        mark_sync = None
+        if _mark_is_behind(state):
+            mark_sync = _begin_mark_sync(state)
+            if mark_sync is None:
+                return None
+        gone = _take_first(state)
+        size = gone.end - STORE_HEADER_BYTES
+        state.expiry = Expiry(state.files, gone.base_index, state.origin.index, size, mark_sync)
+        return state.expiry
+
+    def end(self, expiry: Expiry, error: OSError | None = None) -> None:
+        """Note how a removal ended: the files are gone, or the log is now read-only. Raises LogReadOnly."""
+        state = self._state
+        if expiry is not state.expiry:
+            raise ValueError("this removal has ended before, or is of another log")
+        state.expiry = None
+        if error is not None:
+            state.fail(f"expiring: {error}")
+        elif expiry.mark_sync is not None and not state.closed:
+            with state.failing("writing the mark"):
+                state.mark.end_sync(expiry.mark_sync)
 
 
-def end_expiry(state: LogState, expiry: Expiry, error: OSError | None = None) -> None:
-    """Note how a removal ended."""
-    if expiry is not state.expiry:
-        raise ValueError("this removal has ended before, or is of another log")
-    state.expiry = None
-    if error is not None:
-        state.fail(f"expiring: {error}")
-    elif expiry.mark_sync is not None and not state.closed:
-        with state.failing("writing the mark"):
-            state.mark.end_sync(expiry.mark_sync)
-
-
-def count_due(state: LogState, aged_to: int, max_bytes: int | None, floor: int | None) -> int:
+def _count_due(state: LogState, aged_to: int, max_bytes: int | None, floor: int | None) -> int:
     """Return how many segments, from the first on, are due. Its cost does not grow with their number."""
     segments = state.segments
     removable = segments.place_of(state.durable_segment.base_index)

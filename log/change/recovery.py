@@ -302,7 +302,7 @@ class _Recovery:
             state.epochs = self._epochs
             state.torn = torn
             state.take_write_segment(writer, survey)
-            state.commit_index = self._found.commit_index
+            self._mark.commit_index = self._found.commit_index
             state.set_durable(survey.tail, writer.segment, survey.end)
             self._mark.write_synced(state.next_mark())
         except BaseException:

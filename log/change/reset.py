@@ -16,11 +16,9 @@ resets it again. If the snapshot was damaged in the meantime, no older one reach
 
 from __future__ import annotations
 
-from ..errors import NotFrameBoundary
 from ..frames import Tail
 from ..options import STORE_HEADER_BYTES
 from ..segment.mark import MARK_NAME, MarkFile, discarding_mark, empty_mark
-from ..segment.reader import Lookup
 from ..segment.segments import remove_segment
 from ..segment.store import SEGMENTS_FOLDER, STORE_SUFFIX, StoreHeader, base_of_name
 from ..state import LogState
@@ -29,19 +27,6 @@ from .rewrite import REWRITE_SUFFIX
 from .rotation import prepare_store, publish_store
 from .spool import SPOOL_SUFFIX
 from .truncation import remove_segments
-
-
-def follows(state: LogState, lookup: Lookup, origin: Tail) -> bool:
-    """Return whether the log holds, or begins after, the frame that ends at `origin`, and so continues from it."""
-    index = origin.index
-    if not state.origin.index <= index <= state.tail.index:
-        return False
-    if index in (state.origin.index, state.tail.index):
-        return origin in (state.origin, state.tail)
-    try:
-        return lookup.end_before(index)[0] == origin
-    except NotFrameBoundary:
-        return False
 
 
 def reset_to(state: LogState, origin: Tail, members_index: int | None) -> None:

@@ -27,10 +27,6 @@ REWRITE_SUFFIX = ".rewrite"
 class Rewritable(Protocol):
     """The methods of a log that a rewrite needs."""
 
-    def read_frame(self, index: int) -> Frame:
-        """Return the frame that holds `index`."""
-        ...
-
     def truncate_at_boundary(self, boundary: int) -> None:
         """Truncate at a frame boundary."""
         ...

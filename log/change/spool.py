@@ -6,7 +6,7 @@ pieces of that size. The file is never synced or renamed; if a crash leaves it, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from threading import RLock
 from types import TracebackType
@@ -14,11 +14,12 @@ from typing import Self
 
 from crc32c import crc32c
 
-from ..errors import LogClosed, RecordTooLarge
-from ..frames import HEADER_BYTES
+from ..errors import FrameCorrupt, FrameInvalid, LogClosed, RecordTooLarge, UnexpectedIndex
+from ..frames import HEADER_BYTES, FrameHeader, Kind, Tail, seal_header
 from ..payload import blob_head
 from ..state import LogState
 from ..storage import Storage
+from .append import make_room
 
 SPOOL_SUFFIX = ".spool"
 _LEAST_MEMORY_BYTES = 512
@@ -33,7 +34,7 @@ class Spool:
     """
 
     def __init__(self, state: LogState, number: int, limit: int, metadata: Mapping[str, str] | None) -> None:
-        """Use `Log.begin_spool`."""
+        """Use `Spools.begin`."""
         self.limit = limit
         """Most bytes that the frame may have, header included."""
         self.size = HEADER_BYTES
@@ -131,3 +132,69 @@ class Spool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class Spools:
+    """The appends of one log whose values arrive in chunks.
+
+    No part of a value is in the log until the last chunk has arrived: others may append in between, and nothing is left
+    if it never arrives. Memory use does not grow with its size.
+    """
+
+    def __init__(self, state: LogState, clock: Callable[[], int]) -> None:
+        self._state = state
+        self._clock = clock
+        # Number of spools begun, which gives each its file name.
+        self._begun = 0
+
+    def begin(self, threshold: int | None = None, *, metadata: Mapping[str, str] | None = None) -> Spool:
+        """Return a spool for a value that arrives in chunks, e.g. from a socket; then call `append`.
+
+        `threshold` limits the bytes of the frame, header included, below the log's own limit.
+
+        Raises:
+            RecordTooLarge: `metadata` alone exceeds the limit.
+            LogReadOnly, LogClosed: the log takes no appends.
+        """
+        state = self._state
+        state.refuse_if_unwritable()
+        self._begun += 1
+        limit = state.frame_limit if threshold is None else min(threshold, state.frame_limit)
+        return Spool(state, self._begun, limit, metadata)
+
+    def append(self, spool: Spool, *, expected_index: int | None = None, epoch: int = 0) -> int:
+        """Append the spooled value as one blob and close the spool; return its index. Not durable on return.
+
+        Raises:
+            LogClosed: the spool was closed before.
+            UnexpectedIndex, RecordTooLarge, DiskFull, LogReadOnly: as `Log.append`; nothing was appended.
+            FrameCorrupt: the spool does not hold what was written to it; nothing was appended.
+        """
+        state = self._state
+        with spool:
+            if spool.closed:
+                raise LogClosed
+            state.refuse_if_unwritable()
+            return _put_spooled(state, spool, expected_index, epoch, self._clock()).index
+
+
+def _put_spooled(state: LogState, spool: Spool, expected_index: int | None, epoch: int, now: int) -> FrameHeader:
+    """Append a spooled value as one frame of kind blob. Raises as `Spools.append`."""
+    index, last_epoch, timestamp, prev_crc32c = state.tail
+    if expected_index is not None and expected_index != index:
+        raise UnexpectedIndex(expected_index, index)
+    if epoch < last_epoch:
+        raise ValueError(f"a record of epoch {epoch} cannot follow epoch {last_epoch}")
+    header, head = seal_header(
+        spool.length, spool.crc32c, index, epoch, max(now, timestamp), 1, prev_crc32c, 0, 0, Kind.BLOB
+    )
+    make_room(state, header.size)
+    try:
+        with state.failing("writing out"):
+            state.writer.put_streamed(header, head, spool.pieces())
+            state.tail = Tail(index + 1, epoch, header.timestamp, header.crc32c)
+            if epoch != last_epoch or not state.epochs:
+                state.epochs.append((epoch, index))
+    except FrameInvalid as error:
+        raise FrameCorrupt(spool.name, 0, error.reason) from error
+    return header

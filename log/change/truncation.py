@@ -138,7 +138,7 @@ def _remove_segments_after(state: LogState, segment: Segment) -> None:
 def remove_segments(state: LogState, kept: int) -> None:
     """Remove the segments after the first `kept`, last to first, and sync the folder.
 
-    The room of some is freed by `state.free`: they are open while their names go.
+    The room of some is freed by `Segments.free`: they are open while their names go.
     """
     held: list[Storage] = []
     try:
@@ -146,12 +146,12 @@ def remove_segments(state: LogState, kept: int) -> None:
         state.files.sync()
     finally:
         for file in held:
-            file.close() if state.free is None else state.free(file)
+            file.close() if state.segments.free is None else state.segments.free(file)
 
 
 def _remove_names(state: LogState, kept: int, held: list[Storage]) -> None:
     """Remove the files; append open ones to `held`, but leave a descriptor for the sync of the folder."""
-    spare = None if state.free is None else _open_last(state)
+    spare = None if state.segments.free is None else _open_last(state)
     try:
         while len(state.segments) > kept:
             if spare is not None and len(held) < _MOST_HELD and (file := _open_last(state)) is not None:

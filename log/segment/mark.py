@@ -160,6 +160,8 @@ class MarkFile:
         """The winning mark when the file was opened; None if no slot was valid."""
         self.is_damaged = any(self._is_garbage(number) for number in {0, 1} - {slot.number for slot in valid})
         """Whether a slot was written but is not valid, because of rot or a power loss during the write."""
+        self.commit_index = 0
+        """The commit_index of the next mark, which is written as at most its durable_index."""
         self.synced = self.found
         """The mark that was synced last; until `rewrite_winner` or a first sync, the one that was found."""
         self._latest = self._syncing = self.found

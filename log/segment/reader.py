@@ -127,7 +127,11 @@ class Lookup:
         raise self.corrupt(segment, start + offset, f"there is no frame with index {expected} here")
 
     def boundary_at_or_below(self, index: int) -> int:
-        """Return the highest frame boundary at or below `index`."""
+        """Return the highest frame boundary at or below `index`.
+
+        Raises:
+            IndexOutOfBounds, IndexExpired: `index` is below the log.
+        """
         if index >= self._state.tail.index:
             return self._state.tail.index
         self.refuse_outside(index)
@@ -171,8 +175,22 @@ class Lookup:
             raise self.corrupt(segment, position, error.reason) from error
         return Tail(index, header.epoch, header.timestamp, header.crc32c), segment, position + header.size
 
+    def follows(self, origin: Tail) -> bool:
+        """Return whether the log begins at `origin` or holds the frame that ends there, and so continues from it."""
+        state, index = self._state, origin.index
+        if not state.origin.index <= index <= state.tail.index:
+            return False
+        if index in (state.origin.index, state.tail.index):
+            return origin in (state.origin, state.tail)
+        try:
+            return self.end_before(index)[0] == origin
+        except NotFrameBoundary:
+            return False
+
     def members_index_before(self, index: int) -> int | None:
         """Return the index of the last members record before the segment in which the frame before `index` ends.
+
+        It is the log's `members_index` after a truncation to `index`, if that segment has no members record.
 
         Raises:
             ResourcesExhausted: the segment's file cannot be opened.
@@ -188,7 +206,11 @@ class Lookup:
             raise self.corrupt(segment, error.position, error.reason) from error
 
     def bytes_between(self, from_index: int, to_index: int) -> int:
-        """Return the frame bytes between two frame boundaries."""
+        """Return the frame bytes between two frame boundaries.
+
+        Raises:
+            NotFrameBoundary, IndexOutOfBounds, IndexExpired: an index is not a boundary in this log.
+        """
         first, start = self._place(from_index)
         last, end = self._place(to_index)
         segments = self._state.segments
@@ -259,7 +281,11 @@ class Reader:
         self.lookup = Lookup(state)
 
     def frame(self, index: int) -> Frame:
-        """Return the readable frame that holds `index`, verified."""
+        """Return the readable frame that holds `index`, verified.
+
+        Raises:
+            IndexOutOfBounds, IndexExpired, NotYetFlushed, FrameCorrupt: as `Log.read`.
+        """
         self._refuse_unreadable(index)
         segment, store, position, _, _, raw, start = self.lookup.find(index)
         offset = position - start
@@ -276,14 +302,22 @@ class Reader:
         return Frame(header, payload)
 
     def value_stream(self, index: int) -> ValueStream:
-        """Return a stream of the bytes of the value at `index`. A blob's payload is read later, by the stream."""
+        """Return a stream of the bytes of the blob, or of the bytes value, at `index`. Memory use is one chunk.
+
+        A blob's payload is read later, by the stream. Close it. Any one thread may use it, even while the log expires
+        its segment.
+
+        Raises:
+            IndexOutOfBounds, IndexExpired, NotYetFlushed, FrameCorrupt: as `Log.read`.
+            PayloadInvalid: the record is not bytes.
+        """
         segment, position, header = self._header(index)
         if header.kind != Kind.BLOB:
             return record_stream(self.frame(index), index)
         return BlobStream(self._state, segment, position, header)
 
     def header(self, index: int) -> FrameHeader:
-        """Return the header of the readable frame that holds `index`."""
+        """Return the header of the readable frame that holds `index`. Raises as `frame`."""
         return self._header(index)[2]
 
     def _header(self, index: int) -> tuple[Segment, int, FrameHeader]:
@@ -295,7 +329,7 @@ class Reader:
             raise self.lookup.corrupt(segment, position, error.reason) from error
 
     def frames(self, from_index: int, max_bytes: int, to_index: int | None, unflushed: bool) -> tuple[bytes, int]:
-        """Return whole frames from a boundary on as raw bytes, and the index after them."""
+        """Return what `Log.read_frames` does."""
         state = self._state
         bound = state.tail.index if unflushed else state.readable_index
         if to_index is not None and to_index < bound:
@@ -315,13 +349,27 @@ class Reader:
         return (raw if size == len(raw) else raw[:size]), next_index
 
     def stream(self, from_index: int, to_index: int) -> Iterator[Frame]:
-        """Yield the readable frames that hold [from_index, to_index)."""
+        """Yield the readable frames that hold [from_index, to_index). There is one lookup, at the start.
+
+        The log may change between two frames. The stream never yields a frame after its truncation, and never leaves a
+        gap: it raises instead.
+
+        Raises:
+            IndexOutOfBounds, NotYetFlushed, FrameCorrupt: a frame of the range cannot be read.
+            IndexExpired: the next frame expired before it was read.
+            ChainBroken: the frame yielded last was truncated, and the next one does not follow it.
+        """
         if from_index < to_index:
             self._refuse_unreadable(to_index - 1)
             yield from self._walk(from_index, to_index)
 
-    def stream_unbounded(self, from_index: int) -> Iterator[Frame]:
-        """Yield the readable frames from the one that holds `from_index` on, and all that become readable."""
+    def stream_unbounded(self, from_index: int | None = None) -> Iterator[Frame]:
+        """Yield the readable frames from the one that holds `from_index`, or the lowest, to the end.
+
+        Frames that become readable while it runs are yielded as well. Raises as `stream`.
+        """
+        if from_index is None:
+            from_index = self._state.origin.index
         if from_index != self._state.readable_index:
             self._refuse_unreadable(from_index)
             yield from self._walk(from_index, None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import closing, suppress
 
 from cachetools import LFUCache, LRUCache
@@ -37,6 +37,9 @@ class Segments:
 
     def __init__(self, files: Directory, options: LogOptions) -> None:
         self.files = files
+        self.free: Callable[[Storage], None] | None = None
+        """Gets the open file of a removed segment and closes it in another thread, since freeing its room takes long.
+        None: it is closed at once."""
         self._cache_limit = options.cached_indexes
         self._cached = _empty_cache(options)
         # Whether a read loads the index that it needs.

@@ -56,7 +56,7 @@ async def test_what_is_committed_is_applied_once_the_log_can_be_read_again_and_n
     for _ in range(200):
         log.append([["add", 1]] * 4)
     log.flush()
-    assert len(log.segment_bases) > 3
+    assert len(log.segments.bases) > 3
     node = Told()
     applying = applying_of(log, Applier(ArithmeticMachine()), node)
     disk.exhausted = True
@@ -451,7 +451,7 @@ async def test_what_executed_is_known_of_what_was_applied_since_the_start_or_the
     assert [applying.executed(index) for index in range(4)] == [False, True, None, None]
 
     installed = Applier(QuickSum())
-    for frame in log.stream(0, 2):
+    for frame in log.reader.stream(0, 2):
         installed.apply(frame)
     applying.continue_from(installed)
     applying.apply_to(4)

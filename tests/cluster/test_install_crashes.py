@@ -73,7 +73,7 @@ def follower(*, snapshots: int) -> tuple[Disk, bytes, int]:
     for number in range(30):
         log.append_payload(encode_records([["add", number], ["sub", 1]] * 5), count=10, kind=Kind.RECORDS, epoch=1)
     log.flush()
-    for frame in log.stream(0, log.durable_index):
+    for frame in log.reader.stream(0, log.durable_index):
         applier.apply(frame)
         if snapshots and frame.header.index in (101, 201):
             index = applier.applied_index
@@ -81,7 +81,7 @@ def follower(*, snapshots: int) -> tuple[Disk, bytes, int]:
                 data_dir.snapshots.begin(index), data_dir.snapshots.owner, applier.boundary, applier.content()
             )
             data_dir.snapshots.complete(index)
-    log.set_commit_index(log.durable_index)
+    log.mark.commit_index = log.durable_index
     durable = log.durable_index
     data_dir.close()
     return disk, genesis.cluster_id, durable

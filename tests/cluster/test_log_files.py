@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from quire.cluster.cli.log_files import app
 from quire.log import FileDirectory, Log, LogOptions, Record
 from quire.replication import PromiseFile
+from tests.log.streamed import append_stream
 
 CLUSTER_ID = bytes(range(16))
 VALUES = 400
@@ -81,7 +82,7 @@ def test_dump_prints_every_record_of_a_range_as_a_line(data_dir: Path) -> None:
 
 def test_dump_shows_only_the_header_of_a_blob_too_large_for_a_line(data_dir: Path) -> None:
     log = open_log(data_dir)
-    log.append_stream([bytes(1 << 20)] * 2)
+    append_stream(log, [bytes(1 << 20)] * 2)
     log.close()
     [line] = [json.loads(line) for line in quire("dump", data_dir, "--from", VALUES).stdout.splitlines()]
     assert (line["kind"], line["index"], line["length"]) == ("blob", VALUES, (2 << 20) + 4)

@@ -50,7 +50,7 @@ def plant_in_what_is_told_aside(node: Node, patch: pytest.MonkeyPatch) -> None:
 
 def plant_in_the_mark(node: Node, patch: pytest.MonkeyPatch) -> None:
     assert node.formed is not None
-    patch.setattr(node.formed.log, "begin_mark_sync", raises)
+    patch.setattr(node.formed.log.mark_sync, "begin", raises)
 
 
 def plant_in_the_expiry(node: Node, patch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def test_a_read_that_finds_no_descriptor_is_refused_for_now() -> None:
     for number in range(200):
         log.append([number])
     log.flush()
-    assert len(log.segment_bases) > 3
+    assert len(log.segments.bases) > 3
     committed = Committed(log.durable_index)
     reading = Reading(log, cast("Any", committed), cast("Any", None), committed)
 

@@ -52,11 +52,13 @@ async def test_reads_of_old_records_leave_the_index_cache_of_a_node_as_it_is(tmp
     async with running_cluster(tmp_path, 1, **settings) as cluster:
         await written(cluster, 4)
         log = cluster.nodes["n1"].node.components.log
-        assert list(log.cached_indexes) == list(log.segment_bases[:-1])
+        assert list(log.segments.cached_indexes) == list(log.segments.bases[:-1])
         await cluster.restart("n1")
         await cluster.ready()
         assert (await cluster.ask("n1", "GET", "/records/1")).status == 200
-        assert 0 not in cluster.nodes["n1"].node.components.log.cached_indexes  # The record's segment begins at 0.
+        assert (
+            0 not in cluster.nodes["n1"].node.components.log.segments.cached_indexes
+        )  # The record's segment begins at 0.
 
 
 async def snapshot(cluster: RunningCluster, node_id: str = "n1") -> int:

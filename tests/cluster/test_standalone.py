@@ -62,7 +62,7 @@ async def test_a_large_record_is_a_blob_and_comes_back_as_a_stream_with_its_head
         headers = json.dumps({"name": "photo", "n": "1"})
         reply = await log.append(in_chunks(1 << 16, 40), Quire_Headers=headers)
         assert reply.document == {"write_index": 0, "count": 1}
-        assert log.log.kind_at(0) == Kind.BLOB
+        assert log.log.reader.header(0).kind == Kind.BLOB
         back = await log.call("GET", "/records/0")
         assert back.body == b"".join(bytes([number]) * (1 << 16) for number in range(40))
         assert back.headers["Content-Length"] == str(40 << 16)
@@ -77,7 +77,7 @@ async def test_raw_bytes_are_a_bin_up_to_a_mebibyte_and_a_blob_above(tmp_path: P
         back = await log.call("GET", "/records/0")
         assert back.body == body
         assert json.loads(back.headers["Quire-Headers"]) == {"h": "v"}
-        assert log.log.kind_at(0) == kind
+        assert log.log.reader.header(0).kind == kind
 
 
 async def test_a_record_may_be_as_large_as_the_limit_and_no_larger_and_leaves_nothing(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ async def test_what_is_not_there_is_told_with_the_bounds(tmp_path: Path) -> None
         assert (beyond.document["lowest_index"], beyond.document["highest_index"]) == (0, 0)
         for _ in range(6):
             await log.append(bytes(40_000))
-        assert log.log.remove_expired(max_bytes=1 << 16) > 0
+        assert log.log.expiry.remove(max_bytes=1 << 16) > 0
         gone = await log.call("GET", "/records/0")
         assert (gone.status, gone.problem) == (410, "expired")
         assert gone.document["lowest_index"] == log.log.bounds.lowest_index
@@ -417,7 +417,7 @@ async def test_a_quiet_log_s_records_expire_by_age_though_their_segment_is_not_f
     monkeypatch.setattr("quire.cluster.standalone.service.EXPIRY_INTERVAL_S", 0.02)
     async with served(tmp_path, retention_ms=50) as log:
         await log.append(b"quiet")
-        await until(lambda: list(log.log.segment_bases) == [0, 1])
+        await until(lambda: list(log.log.segments.bases) == [0, 1])
         await log.append(b"the newest record stays")
         await until(lambda: log.log.bounds.lowest_index == 1)
 
@@ -426,14 +426,14 @@ async def test_a_clock_ten_years_ahead_expires_nothing_young(tmp_path: Path, mon
     monkeypatch.setattr("quire.cluster.standalone.service.EXPIRY_INTERVAL_S", 0.02)
     shown, looks = time.time_ns, 0
     async with served(tmp_path, segment_bytes=1 << 16, retention_ms=3_600_000) as log:
-        begun = log.log.begin_expiry
+        begun = log.log.expiry.begin
 
         def looked(**limits: Any) -> Expiry | None:
             nonlocal looks
             looks += 1
             return begun(**limits)
 
-        monkeypatch.setattr(log.log, "begin_expiry", looked)
+        monkeypatch.setattr(log.log.expiry, "begin", looked)
         for _ in range(4):
             await log.append(bytes(40_000))
         monkeypatch.setattr(time, "time_ns", lambda: shown() + 10 * 365 * 86_400 * 10**9)
@@ -479,10 +479,10 @@ async def test_a_log_that_caches_no_index_reads_it_for_each_read(tmp_path: Path)
     for cached, reads in ((64, 0), (0, 1)):
         device, folder = Device(), tmp_path / str(cached)
         async with served(folder, segment_bytes=1 << 16) as log:
-            while len(log.log.segment_bases) < 3:
+            while len(log.log.segments.bases) < 3:
                 await log.append(bytes(20_000))
         async with served(folder, device, segment_bytes=1 << 16, cached_indexes=cached) as log:
-            base = log.log.segment_bases[0]
+            base = log.log.segments.bases[0]
             assert (await log.call("GET", f"/records/{base}")).status == 200
             before = len(device.index_reads)
             assert (await log.call("GET", f"/records/{base + 1}")).status == 200

@@ -113,11 +113,11 @@ class _Node:
 
     def commit(self, to: int) -> None:
         """Apply up to an index; take the snapshots that are due, and expire what they cover."""
-        self.log.set_commit_index(to)
-        if (sync := self.log.begin_mark_sync()) is not None:
+        self.log.mark.commit_index = to
+        if (sync := self.log.mark_sync.begin()) is not None:
             self.storage.marked(sync)()
-            self.log.end_mark_sync(sync)
-        for frame in self.log.stream(self.applier.applied_index, to):
+            self.log.mark_sync.end(sync)
+        for frame in self.log.reader.stream(self.applier.applied_index, to):
             self.applier.apply(frame)
             if (index := frame.header.next_index) in SNAPSHOTS:
                 self._take_snapshot(index)

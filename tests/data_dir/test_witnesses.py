@@ -32,10 +32,10 @@ def append(log: Log, frames: int, epoch: int = EPOCH) -> None:
 
 def sync_mark(node: NodeDisk) -> None:
     """As the driver does it each second."""
-    sync = node.log.begin_mark_sync()
+    sync = node.log.mark_sync.begin()
     if sync is not None:
         node.marked(sync)()
-        node.log.end_mark_sync(sync)
+        node.log.mark_sync.end(sync)
 
 
 def put_back(disk: Disk, older: Disk, *names: str) -> None:
@@ -207,7 +207,7 @@ def test_a_sync_of_the_mark_that_began_before_a_truncation_does_not_restore_the_
     data_dir = opened(disk)
     node = NodeDisk(log_of(data_dir), data_dir.promises)
     append(node.log, 3)
-    sync = node.log.begin_mark_sync()
+    sync = node.log.mark_sync.begin()
     assert sync is not None
     block = node.marked(sync)
 
@@ -233,7 +233,7 @@ def test_a_snapshot_that_does_not_join_a_committed_log_is_refused() -> None:
 
 def applied(data_dir: DataDir) -> Applier:
     applier, log = new_applier(data_dir), log_of(data_dir)
-    for frame in log.stream(0, log.durable_index):
+    for frame in log.reader.stream(0, log.durable_index):
         applier.apply(frame)
     return applier
 

@@ -77,7 +77,7 @@ def _of_opened(data_dir: DataDir, history: History) -> Verdict:
         while index < log.durable_index:
             raw, index = log.read_frames(index, 1 << 20)
             held += raw
-        for frame in log.stream(applier.applied_index, end):
+        for frame in log.reader.stream(applier.applied_index, end):
             applier.apply(frame)
     except FrameCorrupt as error:
         return Verdict(Kind.BAD, ", ".join(wrong)) if wrong else Verdict(Kind.TOLD_LATER, _words(error))

@@ -47,13 +47,13 @@ def voter(*, snapshots: bool = False) -> Disk:
     for number in range(30):
         log.append_payload(encode_records([["add", number], ["sub", 1]] * 5), count=10, kind=Kind.RECORDS, epoch=EPOCH)
     log.flush()
-    for frame in log.stream(0, log.durable_index):
+    for frame in log.reader.stream(0, log.durable_index):
         applier.apply(frame)
         if snapshots and frame.header.index in (101, 201):
             index, store = applier.applied_index, data_dir.snapshots
             write_snapshot(store.begin(index), store.owner, applier.boundary, applier.content())
             store.complete(index)
-    log.set_commit_index(log.durable_index)
+    log.mark.commit_index = log.durable_index
     data_dir.close()
     return disk
 

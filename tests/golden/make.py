@@ -59,7 +59,7 @@ def write_log(directory: Directory) -> None:
     log.append_payload(encode_blob(rng.randbytes(300), {"name": "b"}), count=1, kind=Kind.BLOB, epoch=2)
     log.append_payload(encode_blob(b""), count=1, kind=Kind.BLOB, epoch=4)
     log.append([pack(rng.randrange(1 << 40)) for _ in range(5)], epoch=4)
-    log.set_commit_index(9)
+    log.mark.commit_index = 9
     log.close()
 
 

@@ -41,7 +41,7 @@ def test_the_golden_log_opens_and_holds_frames_of_every_kind() -> None:
     assert log.epochs == [(0, 0), (1, 1), (2, 14), (4, 18)]
     assert log.members_index == 0
     assert log.mark_commit_index == 9
-    frames = list(log.stream(0, 24))
+    frames = list(log.reader.stream(0, 24))
     assert {frame.header.kind for frame in frames} == set(Kind)
     assert frame_values(frames[0])[0]["initial"] == 42
     assert frame_values(frames[2])[:2] == [["add", 3], ["div", "5.5"]]

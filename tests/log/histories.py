@@ -23,6 +23,7 @@ from quire.log import (
     walk_frames,
 )
 from quire.log.simulated import Disk
+from tests.log.streamed import append_stream
 
 CLUSTER_ID = b"0123456789abcdef"
 SMALL = LogOptions(segment_bytes=2048, segment_overflow_bytes=1024, index_interval_bytes=256, write_buffer_bytes=700)
@@ -142,7 +143,7 @@ class History:
         self.truncating, self.cutting = True, (place, kept)
         self.log.truncate(index)
         self.truncating = False
-        self.take_cut_frame([*self.frames[:place], self.log.read_frame(index - 1)])
+        self.take_cut_frame([*self.frames[:place], self.log.reader.frame(index - 1)])
         self.epoch = max(frame.header.epoch for frame in self.frames)
         self.note_durable()
         assert self.least == len(self.frames)
@@ -164,7 +165,7 @@ class History:
         self.counter += 1
         chunks = [bytes([self.counter % 256]) * 100] * (size // 100)
         self.streaming = b"".join(chunks)
-        index = self.log.append_stream(chunks, metadata={"n": str(self.counter)}, epoch=self.epoch)
+        index = append_stream(self.log, chunks, metadata={"n": str(self.counter)}, epoch=self.epoch)
         raw, _ = self.log.read_frames(index, 1, unflushed=True)
         self.frames += walk_frames(raw)
         self.streaming = None
@@ -173,7 +174,7 @@ class History:
     def expire(self, max_bytes: int, floor: int | None = None) -> int:
         """Expire the front of the log down to `max_bytes`; return how many frames went."""
         sizes = sum(frame.header.size for frame in self.frames)
-        bases = self.log.segment_bases
+        bases = self.log.segments.bases
         place = 0
         while sizes > max_bytes and place < len(self.frames):
             sizes -= self.frames[place].header.size
@@ -182,7 +183,7 @@ class History:
         later = [base for base in bases if place and base > self.frames[place - 1].header.index]
         limit = later[0] if later else bases[-1]
         self.expiring = sum(1 for frame in self.frames if frame.header.index < limit)
-        self.log.remove_expired(max_bytes=max_bytes, floor=floor)
+        self.log.expiry.remove(max_bytes=max_bytes, floor=floor)
         return self.drop_expired()
 
     def reset(self, origin: Tail) -> None:
@@ -209,10 +210,10 @@ class History:
         return gone
 
     def sync_mark(self) -> None:
-        sync = self.log.begin_mark_sync()
+        sync = self.log.mark_sync.begin()
         if sync is not None:
             sync.run()
-            self.log.end_mark_sync(sync)
+            self.log.mark_sync.end(sync)
 
     def close(self) -> None:
         self.log.close()

@@ -31,7 +31,7 @@ class Machine:
         self.log = Log.open(
             self.disk.directory(), self.options, cluster_id=CLUSTER_ID, clock=lambda: self.clock, standalone=True
         )
-        self.ages: Ages = self.log.ages(lambda: self.clock, lambda: self.booted)
+        self.ages: Ages = self.log.expiry.ages(lambda: self.clock, lambda: self.booted)
 
     def restart(self) -> None:
         """End the process and begin another one."""
@@ -62,7 +62,7 @@ def test_a_segment_is_old_when_its_last_frame_is_older_than_the_age_and_not_at_i
     machine.append(60, every=SECOND)
     if restarted:
         machine.restart()
-    bases = list(machine.log.segment_bases)
+    bases = list(machine.log.segments.bases)
     # Frame k is from second k + 1, and was seen then: the last frame of the second segment is from second bases[2].
     machine.wait(HOUR - (60 - bases[2]) * SECOND)
 
@@ -82,7 +82,7 @@ def test_no_age_is_too_old_without_a_limit() -> None:
 def test_a_look_ten_years_ahead_finds_nothing_old_that_is_seconds_old() -> None:
     machine = Machine()
     machine.append(100, every=SECOND // 10)
-    assert len(machine.log.segment_bases) > 3
+    assert len(machine.log.segments.bases) > 3
 
     machine.clock += TEN_YEARS
 
@@ -110,7 +110,7 @@ def test_no_timestamp_makes_old_what_was_there_before_this_process_and_is_second
     machine = Machine()
     machine.append(60, every=SECOND)
     machine.restart()
-    assert len(machine.log.segment_bases) > 3
+    assert len(machine.log.segments.bases) > 3
 
     machine.clock += TEN_YEARS
     machine.append()
@@ -127,7 +127,7 @@ def test_old_records_that_came_while_this_process_ran_stay_for_the_age() -> None
     machine.clock -= HOUR
     machine.append(60)  # As when a follower catches up: they were stamped an hour ago.
     machine.clock += HOUR
-    base = machine.log.segment_bases[-1]
+    base = machine.log.segments.bases[-1]
 
     machine.wait(2 * SECOND)
     assert machine.look() == 0
@@ -142,7 +142,7 @@ def test_an_append_ten_years_ahead_does_not_keep_records_for_ten_years() -> None
     machine.append(30)
     machine.clock -= TEN_YEARS
     machine.append(30)
-    base = machine.log.segment_bases[-1]
+    base = machine.log.segments.bases[-1]
 
     machine.wait(HOUR + 1)
 
@@ -156,7 +156,7 @@ def test_frames_of_a_clock_that_was_ten_years_behind_are_not_old_once_it_is_set_
     machine.restart()
     machine.wait(8 * HOUR)
     machine.append(60)
-    young = machine.log.segment_bases[1]
+    young = machine.log.segments.bases[1]
 
     machine.clock += TEN_YEARS
 
@@ -173,7 +173,7 @@ def test_the_time_for_which_a_process_was_down_does_not_count() -> None:
 
     assert machine.look() == 0
     machine.wait(HOUR + 1)
-    assert machine.look() == machine.log.segment_bases[-1]
+    assert machine.look() == machine.log.segments.bases[-1]
 
 
 def test_after_a_truncation_what_is_written_in_place_of_old_frames_is_not_old() -> None:
@@ -182,7 +182,7 @@ def test_after_a_truncation_what_is_written_in_place_of_old_frames_is_not_old() 
     machine.wait(HOUR - SECOND)
     machine.look()
 
-    machine.log.truncate(machine.log.segment_bases[1])
+    machine.log.truncate(machine.log.segments.bases[1])
     for _ in range(60):
         machine.log.append(["y" * 100])
     machine.log.flush()
@@ -195,7 +195,7 @@ def test_after_a_truncation_old_stamps_make_nothing_old_that_came_in_place_of_wh
     machine = Machine()
     machine.append(60)
     machine.restart()
-    cut = machine.log.segment_bases[1]
+    cut = machine.log.segments.bases[1]
     machine.log.truncate(cut)
     machine.look()
     machine.wait(HOUR - SECOND)
@@ -207,7 +207,7 @@ def test_after_a_truncation_old_stamps_make_nothing_old_that_came_in_place_of_wh
 
     assert machine.look() <= cut
     machine.wait(HOUR)
-    assert machine.look() == machine.log.segment_bases[-1]
+    assert machine.look() == machine.log.segments.bases[-1]
 
 
 @pytest.mark.parametrize("restarted", [True, False])
@@ -223,11 +223,11 @@ def test_a_quiet_write_segment_is_rotated_so_that_its_records_expire(restarted: 
 
     assert machine.ages.rotate(HOUR, None)
 
-    assert list(machine.log.segment_bases) == [0, 3]
+    assert list(machine.log.segments.bases) == [0, 3]
     machine.wait(2 * HOUR)
     assert not machine.ages.rotate(HOUR, None)  # It is empty.
     machine.append()
-    assert machine.log.remove_expired(aged_to=machine.look()) == 1
+    assert machine.log.expiry.remove(aged_to=machine.look()) == 1
     assert machine.log.bounds == (3, 4)
 
 
@@ -239,7 +239,7 @@ def test_a_write_segment_whose_frames_came_in_place_of_others_is_rotated_when_it
     machine.restart()
     machine.wait(2 * HOUR)
     machine.look()
-    cut = machine.log.segment_bases[-1]
+    cut = machine.log.segments.bases[-1]
 
     machine.log.truncate(cut)
     machine.clock -= 4 * HOUR
@@ -257,7 +257,7 @@ def test_a_write_segment_whose_frames_came_in_place_of_others_is_rotated_when_it
 def test_a_write_segment_of_which_nothing_may_expire_is_not_rotated() -> None:
     machine = Machine()
     machine.append(60)
-    base = machine.log.segment_bases[-1]
+    base = machine.log.segments.bases[-1]
     machine.wait(2 * HOUR)
 
     assert not machine.ages.rotate(HOUR, base)

@@ -38,17 +38,17 @@ def reopened(options: LogOptions) -> Log:
 
 
 def cached(log: Log) -> list[int]:
-    return list(log.cached_indexes)
+    return list(log.segments.cached_indexes)
 
 
 def test_every_index_is_cached_from_opening_on() -> None:
     disk = Disk()
     log = log_with(options(None), disk=disk)
-    assert len(log.segment_bases) > 5
-    assert cached(log) == list(log.segment_bases)[:-1]
+    assert len(log.segments.bases) > 5
+    assert cached(log) == list(log.segments.bases)[:-1]
     log.close()
     log = log_with(options(None), 0, disk)
-    assert cached(log) == list(log.segment_bases)[:-1]
+    assert cached(log) == list(log.segments.bases)[:-1]
     assert [log.read(k).value for k in range(100)] == [str(k) * 60 for k in range(100)]
 
 
@@ -67,16 +67,16 @@ def test_reads_fill_a_cache_of_n_indexes_and_no_more(limit: int, policy: IndexCa
     for k in range(100):
         assert log.read(k).value == str(k) * 60
         assert len(cached(log)) <= limit
-        assert log.segment_bases[-1] <= k or max(base for base in log.segment_bases if base <= k) in cached(log)
+        assert log.segments.bases[-1] <= k or max(base for base in log.segments.bases if base <= k) in cached(log)
     assert len(cached(log)) == limit
 
 
 def test_every_way_of_reading_uses_and_fills_the_cache() -> None:
     log = reopened(options(2))
-    bases = log.segment_bases
+    bases = log.segments.bases
     log.read(bases[0] + 1)
-    log.kind_at(bases[1] + 1)
-    log.read_frame(bases[0] + 1)
+    log.reader.header(bases[1] + 1)
+    log.reader.frame(bases[0] + 1)
     log.read_frames(bases[2] + 1, 1)
     assert cached(log) == [bases[0], bases[2]]
 
@@ -86,7 +86,7 @@ def test_every_way_of_reading_uses_and_fills_the_cache() -> None:
 )
 def test_lru_keeps_what_was_used_last_and_lfu_what_was_used_most(policy: IndexCachePolicy, kept: list[int]) -> None:
     log = reopened(options(2, policy))
-    bases = log.segment_bases
+    bases = log.segments.bases
     for place in (0, 0, 0, 1, 2):
         log.read(bases[place])
     assert cached(log) == [bases[place] for place in kept]
@@ -94,7 +94,7 @@ def test_lru_keeps_what_was_used_last_and_lfu_what_was_used_most(policy: IndexCa
 
 def test_the_newest_indexes_stay_whatever_is_read() -> None:
     log = log_with(options(2, IndexCachePolicy.NEWEST))
-    newest = list(log.segment_bases)[-3:-1]
+    newest = list(log.segments.bases)[-3:-1]
     assert cached(log) == newest
     for k in range(100):
         assert log.read(k).value == str(k) * 60
@@ -116,7 +116,7 @@ def test_a_cached_index_is_searched_without_its_file() -> None:
     disk.failing = noted
     log.read(1)
     assert [name for name in reads if name.endswith(".index")] == []
-    log.read(log.segment_bases[1])
+    log.read(log.segments.bases[1])
     assert [name for name in reads if name.endswith(".index")] != []
 
 
@@ -136,8 +136,8 @@ def test_a_missing_index_file_is_made_again_by_a_read(policy: IndexCachePolicy, 
 
 def test_an_index_leaves_the_cache_with_its_segment() -> None:
     log = log_with(options(None))
-    bases = list(log.segment_bases)
-    log.remove_expired(max_bytes=log.bytes_between(bases[2], 100))
+    bases = list(log.segments.bases)
+    log.expiry.remove(max_bytes=log.lookup.bytes_between(bases[2], 100))
     assert cached(log) == bases[2:-1]
     log.truncate(bases[4] - 1)
     assert cached(log) == [bases[2]]
@@ -154,7 +154,7 @@ def test_a_wrong_index_in_the_cache_is_rebuilt() -> None:
     log = log_with(options(None), 0, disk)
     assert log.read(0).value == "0" * 60
     assert disk.content(f"log/{name}") == right
-    assert cached(log) == list(log.segment_bases)[:-1]
+    assert cached(log) == list(log.segments.bases)[:-1]
 
 
 def test_a_negative_number_of_indexes_is_refused() -> None:
@@ -170,7 +170,7 @@ def test_no_more_files_are_open_than_allowed(tmp_path: Path) -> None:
         log.append([str(k) * 60])
     log.flush()
     before = len(os.listdir("/proc/self/fd"))
-    assert len(log.segment_bases) > 20
+    assert len(log.segments.bases) > 20
     for k in [*range(400), *range(0, 400, 7)]:
         assert log.read(k).value == str(k) * 60
     assert len(os.listdir("/proc/self/fd")) <= before + 2 * 4

@@ -68,12 +68,12 @@ def mark_moves_while_its_sync_runs(history: History) -> None:
     for _ in range(3):
         history.append(1)
         history.flush()
-        sync = history.log.begin_mark_sync()
+        sync = history.log.mark_sync.begin()
         assert sync is not None
         history.append(1)
         history.flush()
         sync.run()
-        history.log.end_mark_sync(sync)
+        history.log.mark_sync.end(sync)
         history.append(1)
         history.flush()
 
@@ -102,7 +102,7 @@ def truncate_over_segments(history: History) -> None:
 
 
 def truncate_to_a_segment_boundary(history: History) -> None:
-    base = history.log.segment_bases[-1]
+    base = history.log.segments.bases[-1]
     history.truncate(next(k for k, frame in enumerate(history.frames) if frame.header.index == base))
     history.append(3)
 
@@ -301,7 +301,7 @@ def test_a_truncation_lowers_the_mark_first_then_removes_from_the_end_then_syncs
     history.append(40)
     history.flush()
     before = len(history.disk.journal)
-    first_base = history.log.segment_bases[1]
+    first_base = history.log.segments.bases[1]
     history.truncate(5)
     steps = [step for step in history.disk.journal[before:] if step != ("write", "mark")]
     store = "00000000000000000000.store"
@@ -322,10 +322,10 @@ def test_a_rotation_seals_the_old_store_and_the_mark_before_the_new_one_has_its_
     history = History(Disk())
     history.open()
     before = 0
-    while len(history.log.segment_bases) == 1:
+    while len(history.log.segments.bases) == 1:
         before = len(history.disk.journal)
         history.append(1)
-    new = history.log.segment_bases[-1]
+    new = history.log.segments.bases[-1]
     unfinished = f"{new:020d}.store.new"
     old = "00000000000000000000.store"
     steps = [step for step in history.disk.journal[before:] if not step[1].endswith(".index")]

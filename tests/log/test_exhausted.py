@@ -11,6 +11,7 @@ import pytest
 from quire.log import FileDirectory, Kind, Log, ResourcesExhausted, Tail
 from quire.log.simulated import Disk
 from tests.log.histories import all_frames, open_log
+from tests.log.streamed import append_stream
 
 
 def filled(disk: Disk) -> Log:
@@ -28,7 +29,7 @@ CHANGES: dict[str, Callable[[Log], object]] = {
     "raw frames": lambda log: log.append_frames(raw_after(log)),
     "truncation over segments": lambda log: log.truncate(3),
     "reset": lambda log: log.reset(Tail(1000, 1, log.tail.timestamp, 7)),
-    "streamed append": lambda log: log.append_stream([b"x" * 600, b"y" * 600]),
+    "streamed append": lambda log: append_stream(log, [b"x" * 600, b"y" * 600]),
 }
 
 
@@ -129,10 +130,10 @@ def test_an_expiry_that_can_open_no_file_removes_nothing_and_does_it_later() -> 
     disk = Disk()
     log = filled(disk)
     disk.exhausted = True
-    assert log.remove_expired(max_bytes=0) == 0
+    assert log.expiry.remove(max_bytes=0) == 0
     assert (log.failure, log.bounds.lowest_index) == (None, 0)
     disk.exhausted = False
-    assert log.remove_expired(max_bytes=0) > 1
+    assert log.expiry.remove(max_bytes=0) > 1
     assert log.bounds.lowest_index > 0
 
 

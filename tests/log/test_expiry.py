@@ -40,48 +40,48 @@ def test_nothing_expires_without_a_reason() -> None:
     disk = Disk()
     log = log_over_time(disk)
     before = len(disk.journal)
-    assert log.remove_expired() == 0
-    assert log.remove_expired(aged_to=log.segment_bases[1] - 1, max_bytes=log.size) == 0
-    assert log.remove_expired(aged_to=1 << 60, max_bytes=0, floor=0) == 0
+    assert log.expiry.remove() == 0
+    assert log.expiry.remove(aged_to=log.segments.bases[1] - 1, max_bytes=log.size) == 0
+    assert log.expiry.remove(aged_to=1 << 60, max_bytes=0, floor=0) == 0
     assert log.bounds.lowest_index == 0
     assert len(disk.journal) == before
 
 
 def test_a_segment_goes_if_it_ends_at_or_below_where_records_are_too_old() -> None:
     log = log_over_time(Disk())
-    bases = list(log.segment_bases)
-    assert log.remove_expired(aged_to=bases[2] - 1) == 1
+    bases = list(log.segments.bases)
+    assert log.expiry.remove(aged_to=bases[2] - 1) == 1
     assert log.bounds.lowest_index == bases[1]
-    assert log.remove_expired(aged_to=bases[2]) == 1
-    assert list(log.segment_bases) == bases[2:]
+    assert log.expiry.remove(aged_to=bases[2]) == 1
+    assert list(log.segments.bases) == bases[2:]
 
 
 def test_the_oldest_segments_go_until_no_more_bytes_are_held_than_allowed() -> None:
     log = log_over_time(Disk())
-    bases = list(log.segment_bases)
-    left = log.bytes_between(bases[2], log.bounds.highest_index)
-    assert log.remove_expired(max_bytes=left) == 2
+    bases = list(log.segments.bases)
+    left = log.lookup.bytes_between(bases[2], log.bounds.highest_index)
+    assert log.expiry.remove(max_bytes=left) == 2
     assert (log.bounds.lowest_index, log.size) == (bases[2], left)
-    assert log.remove_expired(max_bytes=left) == 0
-    assert log.remove_expired(max_bytes=left - 1) == 1
+    assert log.expiry.remove(max_bytes=left) == 0
+    assert log.expiry.remove(max_bytes=left - 1) == 1
 
 
 def test_nothing_at_or_above_the_floor_expires() -> None:
     log = log_over_time(Disk())
-    bases = list(log.segment_bases)
-    assert log.remove_expired(aged_to=1 << 60, max_bytes=0, floor=bases[2] - 1) == 1
+    bases = list(log.segments.bases)
+    assert log.expiry.remove(aged_to=1 << 60, max_bytes=0, floor=bases[2] - 1) == 1
     assert log.bounds.lowest_index == bases[1]
-    assert log.remove_expired(aged_to=1 << 60, max_bytes=0, floor=bases[2]) == 1
+    assert log.expiry.remove(aged_to=1 << 60, max_bytes=0, floor=bases[2]) == 1
     assert log.bounds.lowest_index == bases[2]
 
 
 def test_when_everything_is_expired_the_write_segment_stays_and_takes_appends() -> None:
     disk = Disk()
     log = log_over_time(disk)
-    base = log.segment_bases[-1]
+    base = log.segments.bases[-1]
     kept = all_frames(log)[base:]
-    log.remove_expired(aged_to=1 << 60, max_bytes=0)
-    assert (log.bounds.lowest_index, list(log.segment_bases)) == (base, [base])
+    log.expiry.remove(aged_to=1 << 60, max_bytes=0)
+    assert (log.bounds.lowest_index, list(log.segments.bases)) == (base, [base])
     assert all_frames(log) == kept
     assert log.append(["on"], epoch=9) == 60
     log.flush()
@@ -98,36 +98,36 @@ def test_when_everything_is_expired_the_write_segment_stays_and_takes_appends() 
 def test_the_newest_read_segment_stays_until_a_frame_of_the_write_segment_is_durable() -> None:
     disk = Disk()
     log = log_over_time(disk)
-    while len(log.segment_bases) < 8:
+    while len(log.segments.bases) < 8:
         log.append(["the first frame of a segment is lost".ljust(60)], epoch=5)
-    bases = list(log.segment_bases)
+    bases = list(log.segments.bases)
     disk.lose_power(Keep.NOTHING)
     log = open_log(disk)
-    assert (list(log.segment_bases), log.bounds.highest_index) == (bases, bases[-1])
-    log.remove_expired(aged_to=1 << 60, max_bytes=0)
-    assert list(log.segment_bases) == bases[-2:]
+    assert (list(log.segments.bases), log.bounds.highest_index) == (bases, bases[-1])
+    log.expiry.remove(aged_to=1 << 60, max_bytes=0)
+    assert list(log.segments.bases) == bases[-2:]
     log.append(["not durable yet"], epoch=5)
-    assert log.remove_expired(aged_to=1 << 60, max_bytes=0) == 0
+    assert log.expiry.remove(aged_to=1 << 60, max_bytes=0) == 0
     disk.lose_power(Keep.NOTHING)
     log = open_log(disk)
     assert log.bounds == (bases[-2], bases[-1])
     log.append(["durable"], epoch=5)
     log.flush()
-    assert log.remove_expired(aged_to=1 << 60, max_bytes=0) == 1
+    assert log.expiry.remove(aged_to=1 << 60, max_bytes=0) == 1
     assert log.bounds == (bases[-1], bases[-1] + 1)
 
 
 def test_the_chain_s_origin_and_the_epochs_are_as_after_a_restart() -> None:
     disk = Disk()
     log = log_over_time(disk)
-    base = log.segment_bases[2]
+    base = log.segments.bases[2]
     last = all_frames(log)[base - 1].header
-    log.remove_expired(max_bytes=log.bytes_between(base, 60))
+    log.expiry.remove(max_bytes=log.lookup.bytes_between(base, 60))
     assert log.origin == Tail(base, last.epoch, last.timestamp, last.crc32c)
     epochs = list(log.epochs)
     assert epochs[0] == (base // 10, base)
     assert epochs[1:] == [(epoch, epoch * 10) for epoch in range(base // 10 + 1, 6)]
-    assert [log.epoch_at(index) for index in range(base, 60)] == [index // 10 for index in range(base, 60)]
+    assert [log.reader.header(index).epoch for index in range(base, 60)] == [index // 10 for index in range(base, 60)]
     log.close()
     log = open_log(disk)
     assert list(log.epochs) == epochs
@@ -141,7 +141,7 @@ def test_members_are_known_when_their_record_has_expired() -> None:
     for k in range(60):
         log.append([str(k) * 60])
     log.flush()
-    log.remove_expired(max_bytes=0)
+    log.expiry.remove(max_bytes=0)
     assert log.members_index == 0
     assert open_log(disk).members_index == 0
 
@@ -149,9 +149,9 @@ def test_members_are_known_when_their_record_has_expired() -> None:
 def test_an_expired_segment_goes_with_its_index_and_the_folder_is_synced_before_the_next_one() -> None:
     disk = Disk()
     log = log_over_time(disk)
-    first, second = log.segment_bases[:2]
+    first, second = log.segments.bases[:2]
     before = len(disk.journal)
-    log.remove_expired(max_bytes=log.bytes_between(log.segment_bases[2], 60))
+    log.expiry.remove(max_bytes=log.lookup.bytes_between(log.segments.bases[2], 60))
     assert disk.journal[before:] == [
         ("remove", f"{first:020d}.index"),
         ("remove", f"{first:020d}.store"),
@@ -167,7 +167,7 @@ def test_a_device_that_fails_while_expiring_turns_the_log_read_only() -> None:
     log = log_over_time(disk)
     disk.failing = lambda operation, _name: operation == "remove"
     with pytest.raises(LogReadOnly):
-        log.remove_expired(max_bytes=0)
+        log.expiry.remove(max_bytes=0)
     assert log.read(59).value == "59" * 60
     disk.failing = None
     assert open_log(disk).bounds == (0, 60)
@@ -177,28 +177,28 @@ def test_a_full_disk_does_not_keep_the_log_from_expiring() -> None:
     disk = Disk()
     log = log_over_time(disk)
     disk.full = True
-    assert log.remove_expired(max_bytes=0) > 2
+    assert log.expiry.remove(max_bytes=0) > 2
 
 
 def test_leftovers_of_a_crash_in_an_expiry_are_swept_or_rebuilt() -> None:
     disk = Disk()
     log = log_over_time(disk)
-    first = log.segment_bases[0]
+    first = log.segments.bases[0]
     frame = HEADER_BYTES + len(encode_records(["0" * 60]))
     log.close()
     disk.delete(f"log/{first:020d}.index")
     log = open_log(disk)
-    assert log.bytes_between(0, 1) == frame
+    assert log.lookup.bytes_between(0, 1) == frame
     log.close()
     disk.delete(f"log/{first:020d}.store")
     log = open_log(disk)
-    assert log.bounds.lowest_index == log.segment_bases[0] > 0
+    assert log.bounds.lowest_index == log.segments.bases[0] > 0
     assert f"{first:020d}.index" not in disk.names("log")
 
 
 def expiring(log: Log) -> Expiry:
     """Begin to remove the oldest segment."""
-    expiry = log.begin_expiry(max_bytes=0)
+    expiry = log.expiry.begin(max_bytes=0)
     assert expiry is not None
     return expiry
 
@@ -206,7 +206,7 @@ def expiring(log: Log) -> Expiry:
 def test_a_segment_is_out_of_the_log_before_its_files_go_and_appends_go_on_meanwhile() -> None:
     disk = Disk()
     log = log_over_time(disk)
-    first, second = log.segment_bases[:2]
+    first, second = log.segments.bases[:2]
     read = log.read(first)
     before = len(disk.journal)
     expiry = expiring(log)
@@ -215,12 +215,12 @@ def test_a_segment_is_out_of_the_log_before_its_files_go_and_appends_go_on_meanw
     assert disk.journal[before:] == []
     with pytest.raises(IndexExpired):
         log.read(first)
-    assert log.begin_expiry(max_bytes=0) is None  # One at a time.
+    assert log.expiry.begin(max_bytes=0) is None  # One at a time.
     for _ in range(20):
         log.append(["on"], epoch=9)
     log.flush()
     expiry.run()
-    log.end_expiry(expiry)
+    log.expiry.end(expiry)
     assert f"{first:020d}.store" not in disk.names("log")
     assert f"{second:020d}.store" in disk.names("log")
     disk.lose_power(Keep.NOTHING)
@@ -230,7 +230,7 @@ def test_a_segment_is_out_of_the_log_before_its_files_go_and_appends_go_on_meanw
 def test_an_expiry_syncs_a_mark_that_may_name_the_segment_before_its_files_go() -> None:
     disk = Disk()
     log = Log.open(disk.directory(), SMALL, cluster_id=CLUSTER_ID, clock=Clock(0), standalone=True)
-    while len(log.segment_bases) < 2:
+    while len(log.segments.bases) < 2:
         log.append(["a" * 60])
     log.append(["durable"])
     flush = log.begin_flush()
@@ -238,13 +238,13 @@ def test_an_expiry_syncs_a_mark_that_may_name_the_segment_before_its_files_go() 
     flush.run()
     log.end_flush(flush)
     expiry = expiring(log)
-    assert log.begin_mark_sync() is None
+    assert log.mark_sync.begin() is None
     log.append(["b"])
-    log.set_commit_index(3)
+    log.mark.commit_index = 3
     before = len(disk.journal)
     expiry.run()
     assert disk.journal[before:][0] == ("sync", "mark")
-    log.end_expiry(expiry)
+    log.expiry.end(expiry)
     disk.lose_power(Keep.NOTHING)
     assert open_log(disk).bounds.lowest_index == expiry.to_index
 
@@ -252,17 +252,17 @@ def test_an_expiry_syncs_a_mark_that_may_name_the_segment_before_its_files_go() 
 def test_no_segment_goes_while_a_sync_of_an_older_mark_is_in_progress() -> None:
     disk = Disk()
     log = Log.open(disk.directory(), SMALL, cluster_id=CLUSTER_ID, clock=Clock(0), standalone=True)
-    while len(log.segment_bases) < 2:
+    while len(log.segments.bases) < 2:
         log.append(["a" * 60])
     flush = log.begin_flush()
     assert flush is not None
     flush.run()
     log.end_flush(flush)
-    sync = log.begin_mark_sync()
+    sync = log.mark_sync.begin()
     assert sync is not None
-    assert log.begin_expiry(max_bytes=0) is None
+    assert log.expiry.begin(max_bytes=0) is None
     sync.run()
-    log.end_mark_sync(sync)
+    log.mark_sync.end(sync)
     assert expiring(log).mark_sync is None
 
 
@@ -277,7 +277,7 @@ def test_a_folder_that_cannot_be_opened_to_be_synced_is_synced_later() -> None:
     before = len(disk.journal)
     expiry.run()
     assert disk.journal[before:] == [("sync folder", "disk/log")]
-    log.end_expiry(expiry)
+    log.expiry.end(expiry)
     assert log.failure is None
 
 
@@ -293,16 +293,16 @@ def test_a_reset_and_a_truncation_wait_for_the_removal_in_progress() -> None:
         change(log)
         assert f"{expiry.base_index:020d}.store" not in disk.names("log")
         expiry.run()
-        log.end_expiry(expiry)
+        log.expiry.end(expiry)
 
 
 def test_what_is_due_is_found_without_a_look_at_every_segment() -> None:
     disk = Disk()
     log = log_over_time(disk)
-    bases = list(log.segment_bases)
-    sizes = [log.bytes_between(base, 60) for base in bases]
+    bases = list(log.segments.bases)
+    sizes = [log.lookup.bytes_between(base, 60) for base in bases]
     for place, left in enumerate(sizes[:-1]):
         for less, due in ((0, place), (1, place + 1)):
-            assert log.expirable(max_bytes=left - less) == (due, bases[due], sizes[0] - sizes[due])
-        assert log.expirable(aged_to=bases[place]).segments == place
-        assert log.expirable(max_bytes=0, floor=bases[place]).segments == place
+            assert log.expiry.due(max_bytes=left - less) == (due, bases[due], sizes[0] - sizes[due])
+        assert log.expiry.due(aged_to=bases[place]).segments == place
+        assert log.expiry.due(max_bytes=0, floor=bases[place]).segments == place

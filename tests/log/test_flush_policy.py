@@ -219,7 +219,7 @@ def test_never_still_makes_every_sealed_segment_durable() -> None:
     log = open_log(disk, LogOptions(segment_bytes=2048, flush_policy=FLUSH_NEVER))
     for k in range(60):
         log.append([str(k) * 40])
-    base = log.segment_bases[-1]
+    base = log.segments.bases[-1]
     disk.lose_power(Keep.NOTHING)
     assert open_log(disk, SMALL).bounds == (0, base)
 
@@ -269,7 +269,7 @@ def test_a_flush_that_a_rotation_overtook_takes_nothing_back_and_leaves_no_file_
     log.append(["covered"])
     flush = log.begin_flush()
     assert flush is not None
-    while len(log.segment_bases) == 1:
+    while len(log.segments.bases) == 1:
         log.append(["x" * 500])
     durable_index = log.durable_index
     assert durable_index > 1
@@ -284,13 +284,13 @@ def test_a_mark_that_was_made_while_one_was_synced_is_written_and_synced_next() 
     log = open_log(Disk())
     log.append(["a"])
     log.flush()
-    sync = log.begin_mark_sync()
+    sync = log.mark_sync.begin()
     assert sync is not None
     log.append(["b"])
     log.flush()
     sync.run()
-    log.end_mark_sync(sync)
-    assert log.begin_mark_sync() is not None
+    log.mark_sync.end(sync)
+    assert log.mark_sync.begin() is not None
 
 
 async def test_a_mark_that_cannot_be_synced_turns_the_log_read_only_and_leaves_no_caller_waiting() -> None:

@@ -37,7 +37,7 @@ def test_on_a_full_disk_the_reserve_is_left_for_reserved_frames_wherever_the_seg
     log = open_log(disk, ROOMY, standalone=False)
     disk.full = True
     append_until_refused(lambda: log.append(["x" * length]))
-    assert log.reserve_left >= ROOMY.reserve
+    assert log.room.left >= ROOMY.reserve
     assert append_until_refused(lambda: append_reserved(log)) >= 10
     end = log.bounds.highest_index
     log.close()
@@ -65,7 +65,7 @@ def test_a_follower_s_copies_of_system_frames_take_the_reserve_and_of_others_do_
         ship()
 
     append_until_refused(append_and_ship)
-    assert log.reserve_left >= ROOMY.reserve
+    assert log.room.left >= ROOMY.reserve
     source.truncate(log.tail.index)
     append_reserved(source)
     ship()
@@ -75,14 +75,14 @@ def test_a_follower_s_copies_of_system_frames_take_the_reserve_and_of_others_do_
 def test_try_room_says_whether_an_append_would_be_taken_and_takes_the_reserve_from_nobody() -> None:
     disk = Disk()
     log = open_log(disk, ROOMY, standalone=False)
-    assert log.try_room()
+    assert log.room.probe()
     disk.full = True
     append_until_refused(lambda: log.append(["x" * 20]))
-    left = log.reserve_left
-    assert not log.try_room()
-    assert log.reserve_left == left
+    left = log.room.left
+    assert not log.room.probe()
+    assert log.room.left == left
     disk.full = False
-    assert log.try_room()
+    assert log.room.probe()
     disk.full = True
     log.append(["x" * 20])
 
@@ -98,12 +98,12 @@ def test_try_room_asks_for_room_for_the_largest_frame_that_was_refused_until_the
         with pytest.raises(DiskFull):
             log.append([bytes(size)])
     log.append([b"small"])
-    assert not log.try_room()
+    assert not log.room.probe()
     disk.full = False
-    assert log.try_room()
+    assert log.room.probe()
     log.append([bytes(1 << 20)])
     disk.full = True
-    assert log.try_room()  # What was refused once counts no more.
+    assert log.room.probe()  # What was refused once counts no more.
 
 
 def test_a_frame_for_which_there_was_no_descriptor_says_nothing_of_the_room() -> None:
@@ -117,7 +117,7 @@ def test_a_frame_for_which_there_was_no_descriptor_says_nothing_of_the_room() ->
     with pytest.raises(ResourcesExhausted):
         log.append([bytes(3 << 20)])  # It needs another segment.
     disk.exhausted, disk.full = False, True
-    assert log.try_room()  # For a frame of 1 MiB.
+    assert log.room.probe()  # For a frame of 1 MiB.
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -134,10 +134,10 @@ def test_a_log_whose_disk_is_full_opens_and_goes_on_when_there_is_room(clean: bo
     assert log.bounds == (0, 80)
     # After an unclean stop the tail was cut, and its room with it: others may have taken it since.
     assert append_until_refused(lambda: append_reserved(log)) >= (10 if clean else 0)
-    assert not log.try_room()
+    assert not log.room.probe()
     end = len(all_frames(log))
     disk.full = False
-    assert log.try_room()
+    assert log.room.probe()
     log.append(["again"])
     log.close()
     assert len(all_frames(open_log(disk, ROOMY, standalone=False))) == end + 1
@@ -150,7 +150,7 @@ def test_a_truncation_on_a_full_disk_keeps_the_reserve() -> None:
         log.append([str(k) * 30])
     disk.most_bytes = ROOMY.segment_bytes
     log.truncate(5)
-    assert log.reserve_left >= ROOMY.reserve
+    assert log.room.left >= ROOMY.reserve
     append_reserved(log)
 
 
@@ -159,7 +159,7 @@ def test_a_new_log_begins_on_a_disk_that_has_less_room_than_a_segment() -> None:
     disk.most_bytes = 8192
     options = LogOptions(segment_bytes=64 << 20, reserve_bytes=1024)
     log = open_log(disk, options, standalone=False)
-    assert log.reserve_left >= 1024
+    assert log.room.left >= 1024
     append_reserved(log)
     log.close()
 
@@ -171,7 +171,7 @@ def test_a_reset_on_a_disk_that_has_less_room_than_a_segment_begins_the_log_anew
     disk.most_bytes = 1500
     origin = log.tail._replace(index=100, crc32c=7)
     assert log.reset(origin)
-    assert log.reserve_left >= ROOMY.reserve
+    assert log.room.left >= ROOMY.reserve
     assert append_reserved(log).index == 100
 
 
@@ -181,8 +181,8 @@ def test_a_rotation_on_a_nearly_full_disk_takes_what_the_next_frame_needs() -> N
     log.append(["x" * 2100])
     disk.most_bytes = 1500
     log.append(["y"])
-    assert len(log.segment_bases) == 2
-    assert log.reserve_left >= ROOMY.reserve
+    assert len(log.segments.bases) == 2
+    assert log.room.left >= ROOMY.reserve
 
 
 def test_a_standalone_log_keeps_no_reserve() -> None:
@@ -190,7 +190,7 @@ def test_a_standalone_log_keeps_no_reserve() -> None:
     log = open_log(disk, replace(SMALL, segment_overflow_bytes=0))
     disk.full = True
     append_until_refused(lambda: log.append(["x" * 30]))
-    assert log.reserve_left < SMALL.reserve
+    assert log.room.left < SMALL.reserve
 
 
 @pytest.mark.parametrize("reserve", [0, 1000, 64 << 10])

@@ -97,7 +97,7 @@ def test_an_unflushed_record_is_not_readable_but_the_replication_stream_may_ship
         log.read(2)
     assert (outside.value.index, outside.value.lowest, outside.value.highest) == (2, 0, 2)
     with pytest.raises(NotYetFlushed):
-        list(log.stream(0, 2))
+        list(log.reader.stream(0, 2))
     assert log.read_frames(0, 1 << 20)[1] == 1
     raw, following = log.read_frames(0, 1 << 20, unflushed=True)
     assert following == 2
@@ -130,7 +130,7 @@ def test_a_frame_of_exactly_the_threshold_passes_and_one_byte_more_goes_to_a_fre
         append_payload(log, 1000)
         threshold = options.segment_bytes + 1000 - (64 + 64 + 1000)
         append_payload(log, threshold - 64 + extra)
-        assert len(log.segment_bases) == segments
+        assert len(log.segments.bases) == segments
         log.flush()
         assert len(log.read(1).value) == threshold - 64 + extra - 4
 
@@ -139,16 +139,16 @@ def test_a_segment_is_full_at_segment_bytes_and_the_next_append_rotates() -> Non
     log = memory_log(LogOptions(segment_bytes=4096))
     append_payload(log, 4096 - 64 - 64 - 1)
     append_payload(log, 300)
-    assert len(log.segment_bases) == 1
+    assert len(log.segments.bases) == 1
     append_payload(log, 300)
-    assert len(log.segment_bases) == 2
+    assert len(log.segments.bases) == 2
 
 
 def test_a_segment_is_full_at_index_bytes() -> None:
     log = memory_log(LogOptions(index_bytes=16 + 3 * 16, index_interval_bytes=0))
     for _ in range(7):
         log.append(["a"])
-    assert len(log.segment_bases) == 3
+    assert len(log.segments.bases) == 3
 
 
 def test_a_frame_that_fits_in_no_segment_is_refused_whatever_the_fill() -> None:
@@ -207,10 +207,10 @@ def test_a_disk_that_fills_up_right_after_the_log_was_made_fails_no_flush() -> N
     disk.failing = lambda operation, name: operation == "write" and name == "mark" and len(disk.content("mark")) < 4160
     log.flush()
     assert log.durable_index == 1
-    sync = log.begin_mark_sync()
+    sync = log.mark_sync.begin()
     assert sync is not None
     sync.run()
-    log.end_mark_sync(sync)
+    log.mark_sync.end(sync)
     log.close()
     assert open_log(disk).bounds == (0, 1)
 
@@ -341,7 +341,7 @@ def test_a_frame_larger_than_any_chunk_is_read_and_verified_whole() -> None:
     log.append(["after"])
     log.flush()
     assert log.read(0).value == value
-    assert next(log.stream(0, 2)).header.length == len(value) + 4
+    assert next(log.reader.stream(0, 2)).header.length == len(value) + 4
     raw, following = log.read_frames(0, 10)
     assert (len(raw), following) == (64 + 4 + len(value), 1)
 
@@ -354,13 +354,13 @@ def test_boundaries_and_bytes_between_them() -> None:
     frames = all_frames(log)
     for frame in frames:
         for index in range(frame.header.index, frame.header.next_index):
-            assert log.boundary_at_or_below(index) == frame.header.index
-    assert log.boundary_at_or_below(1000) == 120
+            assert log.lookup.boundary_at_or_below(index) == frame.header.index
+    assert log.lookup.boundary_at_or_below(1000) == 120
     sizes = [frame.header.size for frame in frames]
     for first in range(0, 41, 5):
         for last in range(first, 41, 7):
-            assert log.bytes_between(first * 3, last * 3) == sum(sizes[first:last])
-    assert log.bytes_between(0, 120) == log.size
+            assert log.lookup.bytes_between(first * 3, last * 3) == sum(sizes[first:last])
+    assert log.lookup.bytes_between(0, 120) == log.size
 
 
 def test_epoch_at_finds_the_epoch_of_every_index() -> None:
@@ -371,10 +371,10 @@ def test_epoch_at_finds_the_epoch_of_every_index() -> None:
     log.close()
     for opened in (log, open_log(disk)):
         if opened is not log:
-            assert [opened.epoch_at(k) for k in range(60)] == [k // 7 for k in range(60)]
+            assert [opened.reader.header(k).epoch for k in range(60)] == [k // 7 for k in range(60)]
             assert opened.epochs == [(epoch, epoch * 7) for epoch in range(9)]
     with pytest.raises(LogClosed):
-        log.epoch_at(0)
+        log.reader.header(0)
 
 
 def test_truncate_at_every_boundary_then_append_reads_back() -> None:
@@ -470,7 +470,7 @@ def test_a_failed_flush_is_final_and_durable_records_stay_readable() -> None:
     with pytest.raises(LogReadOnly, match="injected"):
         log.flush()
     disk.failing = None
-    for attempt in (lambda: log.append(["c"]), log.begin_flush, lambda: log.truncate(0), log.begin_mark_sync):
+    for attempt in (lambda: log.append(["c"]), log.begin_flush, lambda: log.truncate(0), log.mark_sync.begin):
         with pytest.raises(LogReadOnly):
             attempt()
     assert log.durable_index == 1
@@ -506,7 +506,7 @@ def test_reads_of_rotten_bytes_name_file_and_position_and_never_return_them() ->
         disk.flip_bit(STORE, place)
         for attempt in (
             lambda: log.read(2),
-            lambda: list(log.stream(0, 5)),
+            lambda: list(log.reader.stream(0, 5)),
             lambda: log.read_frames(0, 1 << 20),
         ):
             with pytest.raises(FrameCorrupt) as error:
@@ -562,7 +562,7 @@ def test_files_hold_a_log_over_restarts_and_remove_leaves_nothing(tmp_path: Path
     log.close()
     log = opened()
     assert [log.read(k).value for k in range(90)] == [str(k) * 40 for k in range(90)]
-    assert sum(1 for _ in log.stream(0, 90)) == 90
+    assert sum(1 for _ in log.reader.stream(0, 90)) == 90
     log.remove()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "log"]
     assert list((tmp_path / "log").iterdir()) == []

@@ -102,8 +102,8 @@ class LogAgainstList(RuleBasedStateMachine):
         self.history.expire(max_bytes, floor)
         if floor is not None:
             assert log.bounds.lowest_index in range(lowest, max(lowest, floor) + 1)
-        if log.segment_bases[1:2] and log.durable_index > log.segment_bases[-1] and floor is None:
-            assert log.size <= max_bytes or len(log.segment_bases) == 1
+        if log.segments.bases[1:2] and log.durable_index > log.segments.bases[-1] and floor is None:
+            assert log.size <= max_bytes or len(log.segments.bases) == 1
 
     @rule(index=st.integers(0, 200))
     def reset_after_a_snapshot(self, index: int) -> None:
@@ -161,12 +161,12 @@ class LogAgainstList(RuleBasedStateMachine):
         log = history.log
         durable = [frame for frame in history.frames if frame.header.next_index <= log.durable_index]
         lowest = log.bounds.lowest_index
-        assert list(log.stream(lowest, log.durable_index)) == durable
-        assert list(log.stream_unbounded()) == durable
+        assert list(log.reader.stream(lowest, log.durable_index)) == durable
+        assert list(log.reader.stream_unbounded()) == durable
         for frame in durable[:: max(1, len(durable) // 5)]:
             for place, value in enumerate(frame_values(frame)):
                 assert log.read(frame.header.index + place).value == value
-            assert log.bytes_between(lowest, frame.header.index) == sum(
+            assert log.lookup.bytes_between(lowest, frame.header.index) == sum(
                 other.header.size for other in durable if other.header.index < frame.header.index
             )
 

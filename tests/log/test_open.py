@@ -384,15 +384,15 @@ def test_the_mark_carries_a_commit_index_that_is_never_above_durable_index(stand
     log = open_log(disk, standalone=standalone)
     for k in range(5):
         log.append([k])
-    log.set_commit_index(4)
+    log.mark.commit_index = 4
     log.flush()
     log.append([5])
-    log.set_commit_index(6)
-    sync = log.begin_mark_sync()
+    log.mark.commit_index = 6
+    sync = log.mark_sync.begin()
     assert sync is not None
     sync.run()
-    log.end_mark_sync(sync)
-    assert log.begin_mark_sync() is None
+    log.mark_sync.end(sync)
+    assert log.mark_sync.begin() is None
     disk.lose_power(Keep.NOTHING)
     reopened = open_log(disk, standalone=standalone)
     assert reopened.mark_commit_index == 5
@@ -405,12 +405,12 @@ def test_a_mark_sync_is_due_when_only_commit_index_moved() -> None:
     log = open_log(disk, standalone=False)
     log.append([1])
     log.flush()
-    sync = log.begin_mark_sync()
+    sync = log.mark_sync.begin()
     assert sync is not None
     sync.run()
-    log.end_mark_sync(sync)
-    log.set_commit_index(1)
-    assert log.begin_mark_sync() is not None
+    log.mark_sync.end(sync)
+    log.mark.commit_index = 1
+    assert log.mark_sync.begin() is not None
 
 
 def test_between_two_syncs_of_the_mark_only_one_slot_is_written() -> None:
@@ -423,10 +423,10 @@ def test_between_two_syncs_of_the_mark_only_one_slot_is_written() -> None:
 
     changed: list[set[int]] = []
     for _ in range(4):
-        sync = log.begin_mark_sync()
+        sync = log.mark_sync.begin()
         if sync is not None:
             sync.run()
-            log.end_mark_sync(sync)
+            log.mark_sync.end(sync)
         written: set[int] = set()
         for k in range(3):
             before = slots()
@@ -456,7 +456,7 @@ def test_a_log_with_many_segments_opens_without_reading_them_whole() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("quire.log.simulated.faulty.FaultyStorage.read_at", counting)
         reopened = open_log(disk, LogOptions(segment_bytes=20_000, index_interval_bytes=1000))
-    assert len(reopened.segment_bases) == 20
+    assert len(reopened.segments.bases) == 20
     assert read < 20 * 6000 + 30_000
     assert reopened.epochs == [(0, 0), (1, 150), (2, 300)]
 
@@ -466,15 +466,15 @@ def test_while_the_mark_is_synced_a_newer_one_waits_and_then_goes_to_the_other_s
     log = open_log(disk)
     log.append([1])
     log.flush()
-    sync = log.begin_mark_sync()
+    sync = log.mark_sync.begin()
     assert sync is not None
     before = disk.content("mark")
     log.append([2])
     log.flush()
     assert disk.content("mark") == before
-    assert log.begin_mark_sync() is None
+    assert log.mark_sync.begin() is None
     sync.run()
-    log.end_mark_sync(sync)
+    log.mark_sync.end(sync)
     after = disk.content("mark")
     changed = {
         number for number, place in enumerate((0, 4096)) if before[place : place + 64] != after[place : place + 64]
@@ -492,7 +492,7 @@ def test_a_log_that_found_rot_does_not_mark_a_clean_stop(found_by: str) -> None:
     disk.flip_bit("log/00000000000000000000.store", 64 + 70)
     reads: dict[str, Callable[[], object]] = {
         "read": lambda: log.read(0),
-        "stream": lambda: list(log.stream(0, 1)),
+        "stream": lambda: list(log.reader.stream(0, 1)),
         "read_frames": lambda: log.read_frames(0, 100),
     }
     with pytest.raises(FrameCorrupt):
@@ -564,7 +564,7 @@ def test_what_is_kept_in_segments_after_the_mark_s_is_written_again_and_synced()
     # A truncation is interrupted once its mark is durable: the mark is in the second segment, all others are there.
     disk.failing = lambda operation, _: operation == "remove"
     with pytest.raises(LogReadOnly):
-        log.truncate(log.segment_bases[1] + 1)
+        log.truncate(log.segments.bases[1] + 1)
     disk.failing, disk.journal = None, []
     log = open_log(disk)
     assert all_frames(log) == frames

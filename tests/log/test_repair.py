@@ -34,7 +34,7 @@ def rotten(place: int, frame: int = 1, seed: int = 0) -> History:
     history.open()
     history.append(40)
     history.flush()
-    bases = list(history.log.segment_bases)
+    bases = list(history.log.segments.bases)
     history.log.close()
     inside = [found for found in history.frames if found.header.index >= bases[place]]
     position = 64 + sum(found.header.size for found in inside[:frame]) + 70
@@ -124,7 +124,7 @@ def test_a_segment_after_the_rot_is_kept_though_the_mark_names_the_rotten_one() 
     history = History(Disk())
     history.open()
     history.append(40)
-    *_, marked, last = history.log.segment_bases
+    *_, marked, last = history.log.segments.bases
     assert history.log.begin_flush() is not None  # It writes the last frames out; the mark moves when it has ended.
     history.disk.lose_power(Keep.EVERYTHING)
     history.disk.flip_bit(f"log/{marked:020d}.store", 100)
@@ -265,7 +265,7 @@ def test_an_empty_file_is_set_aside_on_a_file_system(tmp_path: Path) -> None:
     log = Log.open(directory, options, cluster_id=CLUSTER_ID, clock=Clock(), standalone=True)
     for k in range(60):
         log.append([str(k) * 60])
-    bases = list(log.segment_bases)
+    bases = list(log.segments.bases)
     log.close()
     (tmp_path / "log" / f"{bases[1]:020d}.store").write_bytes(b"")
     repaired = repair(directory, plan_repair(verify(directory), "before"))

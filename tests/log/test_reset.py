@@ -70,7 +70,7 @@ def test_a_log_that_has_the_snapshot_s_last_frame_keeps_everything(place: int) -
 
 def test_a_log_that_begins_after_the_snapshot_s_last_frame_keeps_everything() -> None:
     log = log_of(Disk())
-    log.remove_expired(max_bytes=0)
+    log.expiry.remove(max_bytes=0)
     frames = all_frames(log)
     assert not log.reset(log.origin)
     assert all_frames(log) == frames
@@ -97,7 +97,7 @@ def test_a_log_that_differs_from_the_snapshot_is_removed(origin: Tail) -> None:
 
 def test_a_reset_goes_back_below_what_has_expired() -> None:
     log = log_of(Disk())
-    log.remove_expired(max_bytes=0)
+    log.expiry.remove(max_bytes=0)
     assert log.reset(Tail(3, 1, 5, 77))
     assert log.append(["on"], epoch=1) == 3
 
@@ -167,10 +167,10 @@ def test_an_open_after_a_reset_or_removal_that_was_stopped_neither_reads_nor_rew
         for _ in range(60):
             log.append([record])
         log.flush()
-        sync = log.begin_mark_sync()
+        sync = log.mark_sync.begin()
         assert sync is not None
         sync.run()
-        log.end_mark_sync(sync)
+        log.mark_sync.end(sync)
         size, before = log.size, disk.operations
         disk.stop_before, disk.on_power_loss = before + step, Keep.EVERYTHING
         try:

@@ -33,6 +33,7 @@ from quire.log import (
 )
 from quire.log.simulated import Disk
 from tests.log.histories import SMALL, Clock, all_frames, open_log
+from tests.log.streamed import append_stream
 
 # The frame header and the length of the metadata precede a blob's value.
 OVERHEAD = 64 + 4
@@ -53,7 +54,7 @@ def test_a_value_that_comes_in_chunks_is_one_blob(length: int) -> None:
     disk = Disk()
     log = open_log(disk)
     log.append(["before"])
-    assert log.append_stream(chunks(length), metadata={"name": "x"}) == 1
+    assert append_stream(log, chunks(length), metadata={"name": "x"}) == 1
     assert log.append(["after"]) == 2
     log.flush()
     record = log.read(1)
@@ -69,10 +70,10 @@ def test_exactly_the_threshold_passes_and_one_byte_more_is_refused_with_the_limi
     disk = Disk()
     log = open_log(disk)
     log.append(["before"])
-    assert log.append_stream(chunks(threshold - OVERHEAD), threshold) == 1
+    assert append_stream(log, chunks(threshold - OVERHEAD), threshold) == 1
     size = log.size
     with pytest.raises(RecordTooLarge) as error:
-        log.append_stream(chunks(threshold - OVERHEAD + 1), threshold)
+        append_stream(log, chunks(threshold - OVERHEAD + 1), threshold)
     assert (error.value.size, error.value.limit) == (threshold + 1, threshold)
     assert (log.bounds, log.size, spools(disk)) == ((0, 2), size, [])
 
@@ -81,12 +82,12 @@ def test_the_log_s_own_limit_holds_for_streams_too() -> None:
     log = open_log(Disk())
     limit = 2048 + 1024 - 64
     log.append(["something in the way"])
-    assert log.append_stream(chunks(limit - OVERHEAD)) == 1
+    assert append_stream(log, chunks(limit - OVERHEAD)) == 1
     with pytest.raises(RecordTooLarge) as error:
-        log.append_stream(chunks(limit - OVERHEAD + 1), 1 << 40)
+        append_stream(log, chunks(limit - OVERHEAD + 1), 1 << 40)
     assert error.value.limit == limit
     with pytest.raises(RecordTooLarge):
-        log.append_stream([], OVERHEAD - 1)
+        append_stream(log, [], OVERHEAD - 1)
 
 
 def test_a_source_that_fails_leaves_nothing_behind() -> None:
@@ -99,24 +100,24 @@ def test_a_source_that_fails_leaves_nothing_behind() -> None:
         raise ConnectionResetError("the client went away")
 
     with pytest.raises(ConnectionResetError):
-        log.append_stream(failing())
+        append_stream(log, failing())
     assert (log.bounds, log.size, spools(disk)) == ((0, 0), 0, [])
 
 
 def test_others_append_while_the_chunks_arrive() -> None:
     disk = Disk()
     log = open_log(disk)
-    with log.begin_spool() as first, log.begin_spool() as second:
+    with log.spools.begin() as first, log.spools.begin() as second:
         for k in range(10):
             first.write(b"1" * 100)
             second.write(b"2" * 150)
             log.append([k])
             log.flush()
         assert len(spools(disk)) == 2
-        assert log.append_spool(second) == 10
-        assert log.append_spool(first, expected_index=11) == 11
+        assert log.spools.append(second) == 10
+        assert log.spools.append(first, expected_index=11) == 11
         with pytest.raises(LogClosed):
-            log.append_spool(first)
+            log.spools.append(first)
     log.flush()
     assert [log.read(k).value for k in range(10)] == list(range(10))
     assert [log.read(10).value, log.read(11).value] == [b"2" * 1500, b"1" * 1000]
@@ -127,7 +128,7 @@ def test_a_stream_with_another_expected_index_leaves_nothing_behind() -> None:
     disk = Disk()
     log = open_log(disk)
     with pytest.raises(UnexpectedIndex):
-        log.append_stream(chunks(1500), expected_index=3)
+        append_stream(log, chunks(1500), expected_index=3)
     assert (log.bounds, spools(disk)) == ((0, 0), [])
 
 
@@ -142,10 +143,10 @@ def test_a_full_disk_refuses_a_stream_and_the_log_stays_usable() -> None:
         yield from chunks(1500)
 
     with pytest.raises(DiskFull):
-        log.append_stream(filling())
+        append_stream(log, filling())
     assert (log.bounds, spools(disk)) == ((0, 1), [])
     disk.full = False
-    assert log.append_stream(chunks(900)) == 1
+    assert append_stream(log, chunks(900)) == 1
     log.flush()
 
 
@@ -179,7 +180,7 @@ def test_a_spool_abandoned_while_another_thread_writes_to_it_leaves_nothing_behi
             closing.join(0.2)
 
     log = Log.open(SlowFolder(tmp_path), SMALL, cluster_id=bytes(16), clock=Clock(), standalone=True)
-    spool = log.begin_spool()
+    spool = log.spools.begin()
     closing = Thread(target=spool.close)
     writing = Thread(target=spool.write, args=[bytes(1000)])
     writing.start()
@@ -196,7 +197,7 @@ def test_a_device_that_fails_while_spooling_ends_all_writing() -> None:
     log = open_log(disk)
     disk.failing = lambda operation, name: operation == "write" and name.endswith(".spool")
     with pytest.raises(LogReadOnly):
-        log.append_stream(chunks(1500))
+        append_stream(log, chunks(1500))
     disk.failing = None
     with pytest.raises(LogReadOnly):
         log.append([1])
@@ -206,12 +207,12 @@ def test_a_spool_that_rots_before_it_is_appended_is_an_error_and_nothing_is_appe
     disk = Disk()
     log = open_log(disk)
     log.append(["a"])
-    spool = log.begin_spool()
+    spool = log.spools.begin()
     for chunk in chunks(1500):
         spool.write(chunk)
     disk.flip_bit("log/00000000000000000001.spool", 300)
     with pytest.raises(FrameCorrupt) as error:
-        log.append_spool(spool)
+        log.spools.append(spool)
     assert error.value.file == "00000000000000000001.spool"
     assert log.append(["b"]) == 1
     log.flush()
@@ -223,7 +224,7 @@ def test_a_spool_that_rots_before_it_is_appended_is_an_error_and_nothing_is_appe
 def test_leftover_spools_of_a_crash_are_removed_at_open() -> None:
     disk = Disk()
     log = open_log(disk)
-    spool = log.begin_spool()
+    spool = log.spools.begin()
     for chunk in chunks(1500):
         spool.write(chunk)
     assert len(spools(disk)) == 1
@@ -236,36 +237,36 @@ def test_a_blob_is_read_back_in_chunks_and_every_one_is_verified() -> None:
     log = open_log(disk, LogOptions())
     value = b"".join(chunks(3 << 20, 1000))
     log.append([b"small", "text", Record(b"with headers", {"a": "b"})])
-    log.append_stream(chunks(3 << 20, 1000), metadata={"name": "x"})
+    append_stream(log, chunks(3 << 20, 1000), metadata={"name": "x"})
     with pytest.raises(NotYetFlushed):
-        log.read_stream(3)
+        log.reader.value_stream(3)
     log.flush()
-    stream = log.read_stream(3)
+    stream = log.reader.value_stream(3)
     stream.verify()
     assert (stream.length, stream.metadata, stream.header.kind) == (len(value), {"name": "x"}, Kind.BLOB)
     pieces = list(stream)
     assert max(map(len, pieces)) <= 1 << 20
     assert b"".join(pieces) == value
     stream.close()
-    assert list(log.read_stream(0)) == [b"small"]
-    headed = log.read_stream(2)
+    assert list(log.reader.value_stream(0)) == [b"small"]
+    headed = log.reader.value_stream(2)
     assert (list(headed), headed.metadata, headed.length) == ([b"with headers"], {"a": "b"}, 12)
     with pytest.raises(PayloadInvalid):
-        log.read_stream(1)
+        log.reader.value_stream(1)
     with pytest.raises(IndexOutOfBounds):
-        log.read_stream(4)
+        log.reader.value_stream(4)
     disk.flip_bit("log/00000000000000000000.store", 2 << 20)
     with pytest.raises(FrameCorrupt) as error:
-        next(iter(log.read_stream(3)))
+        next(iter(log.reader.value_stream(3)))
     assert error.value.file == "00000000000000000000.store"
 
 
 def test_a_blob_is_not_closed_in_the_middle_of_a_read() -> None:
     disk = Disk()
     log = open_log(disk, LogOptions())
-    log.append_stream(chunks(3 << 20, 1000))
+    append_stream(log, chunks(3 << 20, 1000))
     log.flush()
-    stream = log.read_stream(0)
+    stream = log.reader.value_stream(0)
     opened, reading, going_on, closed = disk.open_files, Event(), Event(), Event()
 
     def held(operation: str, _name: str) -> bool:
@@ -294,12 +295,12 @@ def test_a_blob_is_not_closed_in_the_middle_of_a_read() -> None:
 def test_a_blob_that_is_cut_off_while_it_is_read_is_out_of_bounds_and_no_rot() -> None:
     log = open_log(Disk(), LogOptions())
     log.append(["a"])
-    log.append_stream(chunks(3 << 20, 1000))
+    append_stream(log, chunks(3 << 20, 1000))
     log.flush()
-    stream = iter(log.read_stream(1))
+    stream = iter(log.reader.value_stream(1))
     assert len(next(stream)) > 0
     log.truncate(1)
-    log.append_stream(chunks(3 << 20, 999))
+    append_stream(log, chunks(3 << 20, 999))
     log.flush()
     with pytest.raises(IndexOutOfBounds):
         list(stream)
@@ -309,7 +310,7 @@ def test_recovery_finds_a_blob_larger_than_any_chunk_and_cuts_one_that_is_torn()
     for torn in (False, True):
         disk = Disk()
         log = open_log(disk, LogOptions())
-        log.append_stream(chunks(3 << 20, 1000))
+        append_stream(log, chunks(3 << 20, 1000))
         if torn:
             log.begin_flush()
             disk.flip_bit("log/00000000000000000000.store", 2 << 20)
@@ -322,6 +323,7 @@ FLAT = """
 import sys
 from quire.log import FileDirectory, Log, LogOptions
 from tests.log.memory import peak_kib
+from tests.log.streamed import append_stream
 
 GIB = 1 << 30
 options = LogOptions(segment_bytes=GIB, max_frame_bytes=GIB + 100)
@@ -335,9 +337,9 @@ def source():
 
 log = open_log()
 before = peak_kib()
-log.append_stream(source())
+append_stream(log, source())
 log.flush()
-assert sum(map(len, log.read_stream(0))) == GIB
+assert sum(map(len, log.reader.value_stream(0))) == GIB
 # Not closed: the next open finds an unclean stop and verifies the frame.
 log._directory.unlock()
 assert open_log().bounds == (0, 1)

@@ -64,12 +64,12 @@ def test_the_first_frame_of_a_segment_and_of_the_log_can_be_cut() -> None:
     log = open_log(Disk(), initial_index=3)
     for k in range(20):
         log.append([f"{k}:{place}".ljust(60) for place in range(3)])
-    base = log.segment_bases[2]
+    base = log.segments.bases[2]
     log.truncate(base + 1)
-    assert log.segment_bases[-1] == base
+    assert log.segments.bases[-1] == base
     assert log.bounds == (3, base + 1)
     log.truncate(4)
-    assert (log.bounds, log.segment_bases) == ((3, 4), [3])
+    assert (log.bounds, log.segments.bases) == ((3, 4), [3])
     assert log.read(3).value == "0:0".ljust(60)
     log.truncate(3)
     assert log.bounds == (3, 3)

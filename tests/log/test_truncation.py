@@ -40,14 +40,14 @@ def over_segments(folder: Directory) -> Log:
     for k in range(60):
         log.append([f"{k}".ljust(1_000)], epoch=k // 8)
     log.flush()
-    assert len(log.segment_bases) > 3
+    assert len(log.segments.bases) > 3
     return log
 
 
 def test_a_walk_in_any_thread_spares_a_truncation_the_read_of_the_segment_that_is_left() -> None:
     disk = Disk()
     log = over_segments(disk.directory())
-    index = log.segment_bases[2] - 1
+    index = log.segments.bases[2] - 1
     plain = over_segments(Disk().directory())
     plain.truncate(index)
     walk = log.begin_truncation(index)
@@ -58,14 +58,14 @@ def test_a_walk_in_any_thread_spares_a_truncation_the_read_of_the_segment_that_i
     before = disk.bytes_read
     log.truncate(index, walk)
     assert disk.bytes_read - before < 1 << 13
-    assert (log.tail, log.epochs, log.segment_bases) == (plain.tail, plain.epochs, plain.segment_bases)
+    assert (log.tail, log.epochs, log.segments.bases) == (plain.tail, plain.epochs, plain.segments.bases)
     assert log.begin_truncation(index) is None
     assert log.begin_truncation(index - 1) is None  # It is in the write segment.
 
 
 def test_a_walk_before_another_change_of_the_log_is_not_used() -> None:
     log = over_segments(Disk().directory())
-    index = log.segment_bases[1] - 1
+    index = log.segments.bases[1] - 1
     walk = log.begin_truncation(index)
     assert walk is not None
     walk.run()
@@ -81,7 +81,7 @@ def test_a_walk_before_another_change_of_the_log_is_not_used() -> None:
 def test_a_walk_that_finds_rot_leaves_every_segment_in_place() -> None:
     folder = Disk().directory()
     log = over_segments(folder)
-    bases = list(log.segment_bases)
+    bases = list(log.segments.bases)
     walk = log.begin_truncation(bases[2] - 1)
     assert walk is not None
     store = folder.child("log").open(f"{bases[1]:020d}.store")
@@ -92,7 +92,7 @@ def test_a_walk_that_finds_rot_leaves_every_segment_in_place() -> None:
     with pytest.raises(FrameCorrupt):
         log.truncate(bases[2] - 1, walk)
     assert log.failure is not None
-    assert list(log.segment_bases) == bases
+    assert list(log.segments.bases) == bases
     assert folder.child("log").open(f"{bases[-1]:020d}.store").size > 0
 
 
@@ -104,8 +104,8 @@ def test_with_segments_freed_elsewhere_a_removal_does_the_same_to_the_disk_in_th
         log = over_segments(disk.directory())
         held: list[Storage] = []
         if frees:
-            log.free_with(held.append)
-        before, removed = len(disk.journal), len(log.segment_bases) - (not resets)
+            log.segments.free = held.append
+        before, removed = len(disk.journal), len(log.segments.bases) - (not resets)
         if resets:
             log.reset(Tail(1_000, 99, 1, 7))
         else:

@@ -16,6 +16,7 @@ from quire.log import FileDirectory, FileUnlinked, Log, LogOptions, LogReadOnly,
 from quire.log.options import FLUSH_ALWAYS
 from quire.replication import PromiseFile, Witnesses
 from quire.replication.core.messages import Promise
+from tests.log.streamed import append_stream
 
 DISK = b"d" * 16
 SMALL = LogOptions(segment_bytes=4096, flush_policy=FLUSH_ALWAYS)
@@ -111,11 +112,11 @@ def test_a_sync_of_a_removed_mark_fails(tmp_path: Path) -> None:
     with closing(opened(tmp_path / "d")) as log:
         write(log)
         (tmp_path / "d" / "mark").unlink()
-        sync = log.begin_mark_sync()
+        sync = log.mark_sync.begin()
         assert sync is not None
         with pytest.raises(FileUnlinked) as removed:
             sync.run()
-        log.end_mark_sync(sync, removed.value)
+        log.mark_sync.end(sync, removed.value)
         assert "d/mark was removed" in (log.failure or "")
 
 
@@ -176,14 +177,14 @@ def test_no_change_of_the_log_itself_is_accused(tmp_path: Path) -> None:
         settled()
         write(log, 30)  # Rotations.
         settled()
-        log.append_stream([b"y" * 2000])
+        append_stream(log, [b"y" * 2000])
         settled()
-        expiry = log.begin_expiry(max_bytes=0)
+        expiry = log.expiry.begin(max_bytes=0)
         assert expiry is not None
         log.watch.look()  # Its files are still there, or half gone.
         log.watch.judge()
         expiry.run()
-        log.end_expiry(expiry)
+        log.expiry.end(expiry)
         settled()
         log.append([b"z"])
         flush = log.begin_flush()
@@ -195,7 +196,7 @@ def test_no_change_of_the_log_itself_is_accused(tmp_path: Path) -> None:
         log.reset(Tail(1000, 0, 1, 7))
         settled()
         write(log, 30)
-        log.remove_expired(max_bytes=0)
+        log.expiry.remove(max_bytes=0)
         settled()
     assert not log.watch.judge_failure()
 

@@ -159,7 +159,7 @@ def test_a_folder_without_a_log_is_refused(spark: SparkSession, tmp_path: Path) 
 def test_a_corrupt_frame_is_an_error_with_segment_and_position(spark: SparkSession, tmp_path: Path) -> None:
     with writing(tmp_path / "log", SMALL) as log:
         append_and_flush(log, *[[number] for number in range(100)])
-        base = log.segment_bases[1]
+        base = log.segments.bases[1]
     store = tmp_path / "log" / "log" / f"{base:020d}.store"
     raw = bytearray(store.read_bytes())
     raw[64 + 3 * 66 + 64] ^= 1  # The payload of the fourth frame: 64 bytes of header and an array of one small int.

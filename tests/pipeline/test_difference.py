@@ -29,7 +29,7 @@ def told(path: Path, write: Write, wrong_at: int) -> Difference:
         write(frames)
         log.flush()
         boundary = log.tail.index
-        stretch = list(log.stream(0, boundary))
+        stretch = list(log.reader.stream(0, boundary))
     own, recorded = Applier(ArithmeticMachine(42)), Applier(machine)
     for frame in stretch:
         own.apply(frame)

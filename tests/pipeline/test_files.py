@@ -104,7 +104,7 @@ def test_a_read_may_begin_and_end_at_any_index(history: Path) -> None:
 def test_an_index_file_is_not_believed(tmp_path: Path, harm: str) -> None:
     with writing(tmp_path) as log:
         every_kind(log)
-        bases = list(log.segment_bases)
+        bases = list(log.segments.bases)
     name = tmp_path / "log" / f"{bases[1]:020d}.index"
     raw = bytearray(name.read_bytes())
     match harm:
@@ -129,11 +129,11 @@ def test_what_is_not_committed_is_not_there(tmp_path: Path) -> None:
     for number in range(50):
         log.append([number])
     log.flush()
-    log.set_commit_index(33)
-    mark = log.begin_mark_sync()
+    log.mark.commit_index = 33
+    mark = log.mark_sync.begin()
     assert mark is not None
     mark.run()
-    log.end_mark_sync(mark)
+    log.mark_sync.end(mark)
 
     files = DataDirLog(str(tmp_path))
 
@@ -177,7 +177,7 @@ def test_a_segment_that_expires_before_it_is_read_is_named_by_its_range(tmp_path
         stretches = files.stretches(*files.bounds())
         reading = files.rows(stretches[0], Skimmer())
         begun = [next(reading)]
-        assert log.remove_expired(floor=stretches[1].to_index, max_bytes=1)
+        assert log.expiry.remove(floor=stretches[1].to_index, max_bytes=1)
 
         begun += reading  # What was open before goes on.
         assert sum(map(len, begun)) == stretches[0].to_index
@@ -267,7 +267,7 @@ def test_so_many_bytes_reach_to_the_last_frame_that_fits_and_past_one_at_least(
 def test_rot_is_told_with_file_and_position(tmp_path: Path, where: str) -> None:
     with writing(tmp_path) as log:
         append_and_flush(log, *[[number] for number in range(100)])
-        bases = list(log.segment_bases)
+        bases = list(log.segments.bases)
     store = tmp_path / "log" / f"{bases[1]:020d}.store"
     raw, frame = bytearray(store.read_bytes()), 66
     position = 64 + 2 * frame

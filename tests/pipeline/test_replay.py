@@ -123,7 +123,7 @@ def _applied(path: Path, log: Log, machine: StateMachine, every: int) -> Applier
     directory = FileDirectory(path)
     owner = Owner(CLUSTER, (machine.name, machine.version))
     store, applier, due = SnapshotStore.open(directory, owner), Applier(machine), every
-    for frame in log.stream(0, log.tail.index):
+    for frame in log.reader.stream(0, log.tail.index):
         applier.apply(frame)
         if every and due <= applier.applied_index < log.tail.index:
             folder = store.begin(applier.applied_index)

@@ -159,7 +159,7 @@ def test_available_now_reads_to_the_end_of_that_moment(numbers: Path) -> None:
 def test_what_expired_while_the_query_was_away_is_named_or_passed_over(numbers: Path) -> None:
     clock = Clock()
     with writing(numbers, clock=clock) as log:
-        log.remove_expired(max_bytes=3000)
+        log.expiry.remove(max_bytes=3000)
         lowest = log.bounds.lowest_index
     assert 2 < lowest < 100
 

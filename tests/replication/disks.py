@@ -49,4 +49,4 @@ def remove_expired(disk: Disk, floor: int) -> None:
     """Remove all segments below the floor, as the driver does."""
     while (expiry := disk.begin_expiry(max_bytes=0, floor=floor)) is not None:
         expiry.run()
-        disk.log.end_expiry(expiry)
+        disk.log.expiry.end(expiry)

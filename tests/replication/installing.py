@@ -18,7 +18,7 @@ def expire(leader: SimNode) -> None:
 
 def snapshot_at(leader: SimNode, index: int) -> Snapshot:
     """What a fetch of the leader's snapshot gives."""
-    header = leader.log.read_frame(index - 1).header if index > leader.log.bounds.lowest_index else None
+    header = leader.log.reader.frame(index - 1).header if index > leader.log.bounds.lowest_index else None
     tail = leader.log.origin if header is None else None
     epochs = tuple(pair for pair in leader.running.epochs if pair[1] < index)
     if tail is not None:
@@ -38,7 +38,7 @@ def deep() -> World:
     for number in range(DEEP):
         world["n1"].write(f"{number}" * 4_000)
         world.run_for(0.05)
-    assert len(world["n1"].log.segment_bases) > 2
+    assert len(world["n1"].log.segments.bases) > 2
     return world
 
 

@@ -117,7 +117,7 @@ def appended_counts(options: CoreOptions, *sizes: int) -> list[int]:
         leader.write("x" * size)
     leader.release()
     world.run_until(lambda: leader.state.commit_index == leader.log.tail.index)
-    return [frame.header.count for frame in leader.log.stream(first, leader.log.tail.index)]
+    return [frame.header.count for frame in leader.log.reader.stream(first, leader.log.tail.index)]
 
 
 def size_of(characters: int) -> int:
@@ -158,7 +158,7 @@ def small_log(disk: faulty.Disk) -> Disk:
 
 def stored(disk: Disk) -> list[object]:
     disk.log.flush()
-    return [value for frame in disk.log.stream(0, disk.log.tail.index) for value in frame_values(frame)]
+    return [value for frame in disk.log.reader.stream(0, disk.log.tail.index) for value in frame_values(frame)]
 
 
 def test_a_write_is_in_the_log_exactly_if_it_was_placed() -> None:

@@ -103,7 +103,7 @@ def divergent() -> World:
     for number in range(DEEP):
         world["n1"].write(f"{number}" * 4_000)
         world.run_for(0.01)
-    assert len(world["n1"].log.segment_bases) > 2
+    assert len(world["n1"].log.segments.bases) > 2
     world["n1"].nominated = False
     world.elect("n2")
     world["n2"].write("after")
@@ -196,7 +196,7 @@ def test_until_the_log_begins_at_the_snapshot_it_keeps_what_the_machine_has_not_
     driver, _, device, owner = driven(node)
     assert node.core is not None
     node.core.writer.begin_exclusive(world.now)
-    first, second, *later = node.log.segment_bases
+    first, second, *later = node.log.segments.bases
     owner.applied_index = second
     tail = Tail(1_000, 1, world.clock(), 7)
 
@@ -206,7 +206,7 @@ def test_until_the_log_begins_at_the_snapshot_it_keeps_what_the_machine_has_not_
     with monkeypatch.context() as exhausted:
         exhausted.setattr(node.running, "install", no_descriptor)
         driver.carry_out_step(events.Tick(), [actions.Install(1, Snapshot(*tail, 0, ((0, 0),)))])
-        assert (first, node.log.segment_bases) == (0, [second, *later])
+        assert (first, node.log.segments.bases) == (0, [second, *later])
     device.waiting.pop()()
 
     assert (owner.halts, owner.applied_index, node.log.tail) == ([], 1_000, tail)
@@ -248,7 +248,7 @@ def test_a_follower_that_can_open_no_file_truncates_later_and_not_in_part(looked
 def test_a_lag_that_cannot_be_looked_up_is_that_of_the_whole_log() -> None:
     world = deep()
     log = world["n1"].log
-    log.truncate(log.boundary_at_or_below(log.tail.index - 1))  # It forgets where range reads ended.
+    log.truncate(log.lookup.boundary_at_or_below(log.tail.index - 1))  # It forgets where range reads ended.
     world["n1"].storage.exhausted = True
     told = lag_of(log, 2, world.clock())
     world["n1"].storage.exhausted = False
@@ -265,7 +265,7 @@ def test_a_truncation_that_undoes_a_change_of_members_waits_for_a_descriptor_to_
     for number in range(DEEP):
         leader.write(f"{number}" * 4_000)
         world.run_for(0.05)
-    assert leader.log.segment_bases[-1] > leader.log.origin.index + 1
+    assert leader.log.segments.bases[-1] > leader.log.origin.index + 1
     caught_up(world, leader)
     world.isolate("n1")
     leader.promote("n4")
@@ -300,7 +300,7 @@ def test_members_after_a_truncation_need_no_descriptor_and_are_those_of_the_last
         if number % 8 == 0:
             members = expected[disk.log.tail.index] = voters("n1", f"n{number + 2}")
             disk.append_system(1, 0, {"type": "members", "members": members.to_record()})
-    assert len(disk.log.segment_bases) > 3
+    assert len(disk.log.segments.bases) > 3
 
     for cut in range(disk.log.tail.index - 1, 0, -1):
         if known:
@@ -340,5 +340,5 @@ def test_members_in_a_segment_that_the_same_frames_filled_need_no_descriptor() -
     disk.append_frames(raw)
     world["n1"].storage.exhausted = True
 
-    assert disk.log.members_index == start < disk.log.segment_bases[-1]
+    assert disk.log.members_index == start < disk.log.segments.bases[-1]
     assert disk.members == members

@@ -30,7 +30,7 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def fill(node: Running) -> None:
     """Write more than `REMOVED` segments."""
-    while len(node.log.segment_bases) < REMOVED + 3:
+    while len(node.log.segments.bases) < REMOVED + 3:
         node.owner.placements.clear()
         node.write("x" * 1_500)
         await until(lambda: bool(node.owner.placements))
@@ -201,14 +201,14 @@ def installing(applied: int) -> tuple[SimNode, list[tuple[str, bool]], list[bool
 
 
 def test_an_install_removes_what_the_machine_has_applied_in_the_writer_s_thread() -> None:
-    segments = len(deep()["n2"].log.segment_bases)
+    segments = len(deep()["n2"].log.segments.bases)
     _, removed, answers = installing(10_000)
     assert [beside for _, beside in removed] == [True] * (segments - 1) + [False]
     assert all(answers)
 
 
 def test_an_install_leaves_what_the_machine_applies_now_to_the_reset() -> None:
-    bases = list(deep()["n2"].log.segment_bases)
+    bases = list(deep()["n2"].log.segments.bases)
     _, removed, _ = installing(bases[2] + 1)
     assert [name for name, beside in removed if beside] == [f"{base:020d}.store" for base in bases[:2]]
     assert len(removed) == len(bases)

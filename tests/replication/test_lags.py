@@ -35,7 +35,7 @@ def log_of(count: int) -> Log:
 
 def test_an_apply_lag_counts_records_and_the_seconds_since_the_first_that_is_not_applied() -> None:
     log = log_of(3)
-    clock = log.read_frame(1).header.timestamp + 4 * SECOND
+    clock = log.reader.frame(1).header.timestamp + 4 * SECOND
 
     assert apply_lag_of(log, 1, 3, clock) == ApplyLag(2, 4.0)
     assert apply_lag_of(log, 3, 3, clock) == apply_lag_of(log, 3, 2, clock) == NO_APPLY_LAG
@@ -43,7 +43,7 @@ def test_an_apply_lag_counts_records_and_the_seconds_since_the_first_that_is_not
 
 def test_an_apply_lag_in_seconds_is_never_below_zero() -> None:
     log = log_of(1)
-    assert apply_lag_of(log, 0, 1, log.read_frame(0).header.timestamp - SECOND) == ApplyLag(1, 0.0)
+    assert apply_lag_of(log, 0, 1, log.reader.frame(0).header.timestamp - SECOND) == ApplyLag(1, 0.0)
 
 
 def test_of_a_frame_that_cannot_be_read_the_apply_lag_is_counted_all_the_same() -> None:
@@ -66,7 +66,7 @@ def test_of_a_log_that_an_install_left_empty_a_node_lacks_what_the_snapshot_ends
 async def test_a_leader_and_each_other_node_has_an_apply_lag_of_its_own() -> None:
     async with alone() as leader:
         end = leader.log.durable_index
-        clock = leader.log.read_frame(end - 1).header.timestamp + SECOND
+        clock = leader.log.reader.frame(end - 1).header.timestamp + SECOND
         assert leader.replica.lags.own(clock).records == 0
         assert leader.replica.lags.own_apply(end - 1, clock) == ApplyLag(1, 1.0)
         assert leader.replica.lags.own_apply(end, clock) == NO_APPLY_LAG

@@ -271,7 +271,7 @@ def test_after_a_write_refused_for_its_bytes_a_small_one_is_refused_in_the_same_
     world.run_until(lambda: leader.state.commit_index == leader.log.tail.index)
 
     assert leader.rejected == [(large, "overloaded"), (small, "overloaded")]
-    assert leader.log.read_frame(leader.log.tail.index - 1).header.count == first.count + small.count
+    assert leader.log.reader.frame(leader.log.tail.index - 1).header.count == first.count + small.count
     assert leader.leading.status().queues.waiting_bytes == 0
 
 
@@ -309,7 +309,7 @@ def test_behind_a_write_that_waited_for_the_limit_none_is_queued_and_none_is_los
     leader.release()
     world.run_until(lambda: leader.state.commit_index == leader.log.tail.index)
 
-    assert leader.log.read_frame(leader.log.tail.index - 1).header.count == 2
+    assert leader.log.reader.frame(leader.log.tail.index - 1).header.count == 2
     leader.write("again")
     assert leader.rejected == [(late, "overloaded")]
 
@@ -326,7 +326,7 @@ def test_all_that_waits_for_a_flush_becomes_one_frame() -> None:
     leader.release()
     world.run_until(lambda: leader.state.commit_index == leader.log.tail.index)
 
-    last = leader.log.read_frame(leader.log.tail.index - 1).header
+    last = leader.log.reader.frame(leader.log.tail.index - 1).header
     assert last.count == 10
 
 

@@ -90,7 +90,7 @@ def test_a_follower_that_was_away_is_sent_only_what_it_lacks() -> None:
         world["n1"].write(number)
         world.run_for(0.01)
     world.run_until(lambda: world["n1"].state.commit_index == world["n1"].log.tail.index)
-    lacking = world["n1"].log.bytes_between(match, world["n1"].log.tail.index)
+    lacking = world["n1"].log.lookup.bytes_between(match, world["n1"].log.tail.index)
     shipped = world["n1"].shipped_bytes
 
     world["n3"].start()

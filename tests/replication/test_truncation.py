@@ -50,8 +50,8 @@ def truncating() -> tuple[SimNode, CheckedDriver[None], Deaf, Later, Recorder]:
 
 def test_a_truncation_reads_the_segment_that_is_left_in_the_writer_s_thread() -> None:
     node, driver, _, device, owner = truncating()
-    index = node.log.boundary_at_or_below(node.log.segment_bases[1] - 1)
-    size = node.log.bytes_between(0, index)
+    index = node.log.lookup.boundary_at_or_below(node.log.segments.bases[1] - 1)
+    size = node.log.lookup.bytes_between(0, index)
     before = node.storage.bytes_read
 
     driver.carry_out_step(events.Tick(), [actions.Truncate(node.upstream.stream_id, index)])
@@ -100,11 +100,11 @@ def test_a_truncation_that_is_refused_after_its_walk_leaves_the_log_as_it_was() 
 
 def test_the_room_of_segments_that_a_truncation_removes_is_freed_in_the_writer_s_thread() -> None:
     node, driver, _, device, owner = truncating()
-    index = node.log.boundary_at_or_below(node.log.segment_bases[1] - 1)
-    removed, before = len(node.log.segment_bases) - 1, node.storage.open_files
+    index = node.log.lookup.boundary_at_or_below(node.log.segments.bases[1] - 1)
+    removed, before = len(node.log.segments.bases) - 1, node.storage.open_files
     driver.carry_out_step(events.Tick(), [actions.Truncate(node.upstream.stream_id, index)])
     device.blocks.pop()()
-    assert (owner.halts, len(node.log.segment_bases), len(device.blocks)) == ([], 1, removed)
+    assert (owner.halts, len(node.log.segments.bases), len(device.blocks)) == ([], 1, removed)
     freed = node.storage.open_files
     for block in device.blocks:
         block()
@@ -114,7 +114,7 @@ def test_the_room_of_segments_that_a_truncation_removes_is_freed_in_the_writer_s
 
 def test_the_room_of_segments_that_a_reset_removes_is_freed_in_the_writer_s_thread() -> None:
     node, _, _, device, _ = truncating()
-    removed = len(node.log.segment_bases)
+    removed = len(node.log.segments.bases)
     node.log.reset(Tail(1_000, 1, node.world.clock(), 7))
     freed = node.storage.open_files
     for block in device.blocks:

@@ -26,7 +26,7 @@ async def test_what_one_replica_takes_all_of_them_commit_in_order(secret: bytes 
 
 def stored(node: Running) -> list[object]:
     """The clients' values that a running node has committed."""
-    frames = node.log.stream(0, node.owner.applied_index)
+    frames = node.log.reader.stream(0, node.owner.applied_index)
     return [value for frame in frames if frame.header.kind != Kind.SYSTEM for value in frame_values(frame)]
 
 

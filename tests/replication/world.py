@@ -330,7 +330,7 @@ class SimNode:
             case actions.Install():
                 self._install(action)
             case actions.Apply(to_index):
-                self.log.set_commit_index(self.state.commit_index)
+                self.log.mark.commit_index = self.state.commit_index
                 self.apply_to = to_index
             case actions.RoleChanged():
                 self.roles.append(action)

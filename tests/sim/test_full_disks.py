@@ -100,7 +100,7 @@ class FullCluster:
 
     @property
     def reserves(self) -> list[int]:
-        return [node.running.log.reserve_left for node in self.nodes]
+        return [node.running.log.room.left for node in self.nodes]
 
     def run_for(self, span_us: int) -> None:
         end = self.schedule.now + span_us

@@ -32,7 +32,9 @@ def opening(path: Path) -> Log:
 def writing(log: Log) -> None:
     """Appends return indices, and `durable_index` says what is on disk."""
     assert_type(log.append(["value", Record(7, {"key": "value"})], expected_index=0), int)
-    assert_type(log.append_stream([b"chunk", b"chunk"]), int)
+    with log.spools.begin(metadata={"key": "value"}) as spool:
+        spool.write(b"chunk")
+        assert_type(log.spools.append(spool), int)
     log.flush()
     assert_type(log.durable_index, int)
     bounds = log.bounds
@@ -49,12 +51,12 @@ def reading(log: Log) -> None:
     assert_type(record.index, int)
     assert_type(record.headers, Mapping[str, str] | None)
     assert_type(record.value, Any)
-    assert_type(log.read_stream(1), ValueStream)
-    frame = log.read_frame(0)
+    assert_type(log.reader.value_stream(1), ValueStream)
+    frame = log.reader.frame(0)
     assert_type(frame, Frame)
     assert_type(frame.header, FrameHeader)
     assert_type(log.read_frames(0, 1 << 20), tuple[bytes, int])
-    assert_type(log.stream(0, 10), Iterator[Frame])
+    assert_type(log.reader.stream(0, 10), Iterator[Frame])
     for stored in stored_records(frame):
         assert_type(stored, StoredRecord)
 

@@ -95,7 +95,7 @@ def committed_end(log: Log, index: int) -> Tail:
     """The end of the frame before `index`, a boundary."""
     if index == log.origin.index:
         return log.origin
-    raw, _ = log.read_frames(log.boundary_at_or_below(index - 1), 1, unflushed=True)
+    raw, _ = log.read_frames(log.lookup.boundary_at_or_below(index - 1), 1, unflushed=True)
     header = decode_header(raw)
     return Tail(index, header.epoch, header.timestamp, header.crc32c)
 
