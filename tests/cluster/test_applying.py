@@ -181,7 +181,7 @@ async def test_the_loop_has_a_turn_between_the_slow_commands_of_a_frame_and_read
 async def test_a_frame_is_applied_in_the_same_steps_whatever_their_size() -> None:
     whole, parts = Applier(ArithmeticMachine()), Applier(ArithmeticMachine())
     log = a_log([["add", 1]] * 7, [["mul", 2]], [["add", 3]] * 400)
-    for sizes, frame in zip((repeat(1), repeat(3), (3, 1, 99, 500)), log.stream(0, 408), strict=True):
+    for sizes, frame in zip((repeat(1), repeat(3), (3, 1, 99, 500)), log.reader.stream(0, 408), strict=True):
         expected, execution, step = whole.apply(frame), parts.begin(frame), iter(sizes)
         while not execution.step(next(step)):
             with pytest.raises(RuntimeError, match="partly applied"):
@@ -196,7 +196,7 @@ def test_the_digest_of_a_long_reply_has_a_step_of_its_own(
     monkeypatch: pytest.MonkeyPatch, longer: int, steps: int
 ) -> None:
     whole, parts = Applier(ArithmeticMachine()), Applier(ArithmeticMachine())
-    [frame] = a_log([["add", 1]] * 2).stream(0, 2)
+    [frame] = a_log([["add", 1]] * 2).reader.stream(0, 2)
     expected = whole.apply(frame)
     monkeypatch.setattr("quire.sm.applier.SHORT_REPLY_BYTES", expected.size - longer)
 
@@ -281,7 +281,7 @@ async def test_an_installed_machine_goes_on_while_the_old_one_hangs_and_what_tha
 
     new.go.release()
     installed = Applier(new)
-    installed.apply(next(log.stream(0, 1)))
+    installed.apply(next(log.reader.stream(0, 1)))
     applying.continue_from(installed)
     async with asyncio.timeout(DEADLINE_S):
         assert (await found)[1] >= 1
@@ -316,7 +316,7 @@ def installed_at(index: int, log: Any, machine: Sum) -> Applier:
     """What a fetched snapshot gives: the machine, with everything below the index applied."""
     machine.go.release(index)
     applier = Applier(machine)
-    for frame in log.stream(0, index):
+    for frame in log.reader.stream(0, index):
         applier.apply(frame)
     machine.threads.clear()
     return applier
