@@ -71,7 +71,8 @@ class Keys:
         for chunk in chunks:
             buffer += chunk
             while len(buffer) >= 4 and len(buffer) >= 4 + (length := int.from_bytes(buffer[:4], "little")):
-                rows = iter(unpack(buffer[4 : 4 + length]))
+                piece: Any = unpack(buffer[4 : 4 + length])
+                rows = iter(piece)
                 self.values.update(zip(rows, rows, strict=True))
                 del buffer[: 4 + length]
 

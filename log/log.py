@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from crc32c import crc32c
 
@@ -160,7 +159,7 @@ class Log:
 
     def append(
         self,
-        records: Sequence[Any],
+        records: Sequence[object],
         *,
         expected_index: int | None = None,
         epoch: int = 0,

@@ -6,9 +6,9 @@ after it, valid UTF-8, nested at most 32 containers deep, and refuses ext types 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import repeat
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar, TypeVarTuple
 
 import msgpack  # type: ignore[import-untyped, unused-ignore]
 
@@ -21,8 +21,29 @@ RESERVED_EXT_TYPES = range(16)
 Value: TypeAlias = "bool | int | float | str | bytes | list[Value] | dict[str, Value] | None"
 """What a log gives back: a record's value, a machine's result. Parameters that take any value are `object`."""
 
-ExtType: Any = msgpack.ExtType
-Timestamp: Any = msgpack.Timestamp
+if TYPE_CHECKING:
+
+    class ExtType(NamedTuple):
+        """An application's own type of value: its code, and bytes."""
+
+        code: int
+        data: bytes
+
+    class Timestamp:
+        """A point in time, in msgpack's own form."""
+
+        def __init__(self, seconds: int, nanoseconds: int = 0) -> None: ...
+
+        @staticmethod
+        def from_bytes(b: bytes) -> Timestamp:
+            """Return the timestamp that `to_bytes` wrote."""
+            ...
+
+        def to_bytes(self) -> bytes:
+            """Return it as the bytes of ext type -1."""
+            ...
+else:
+    ExtType, Timestamp = msgpack.ExtType, msgpack.Timestamp
 
 # By a value's first byte: the bytes after it; the bytes of its length, and of its ext type; the items that the byte
 # counts, the bytes that count more of them, and the values of an item.
@@ -47,14 +68,32 @@ _COUNTED = (
 _PLAIN_TYPES = frozenset({int, float, bool, str, bytes, type(None)})
 _CONTAINER_TYPES = (list, tuple, dict)
 
-_packer: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True, autoreset=True).pack
-_array_head: Callable[[int], bytes] = msgpack.Packer(autoreset=True).pack_array_header
-_unpackb: Callable[..., Any] = msgpack.unpackb
-_Unpacker: Callable[..., Any] = msgpack.Unpacker
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
+
+
+class _Unpacker(Protocol):
+    """What a skimmer needs of the library's unpacker."""
+
+    def feed(self, buffer: bytes | memoryview, /) -> None: ...
+
+    def read_array_header(self) -> int: ...
+
+    def skip(self) -> object: ...
+
+    def tell(self) -> int: ...
+
+
+array_head: Callable[[int], bytes] = msgpack.Packer(autoreset=True).pack_array_header
+"""Returns the smallest msgpack head of an array of so many items, which follow it."""
+
+_packer: Callable[[object], bytes] = msgpack.Packer(use_bin_type=True, autoreset=True).pack
+_unpackb: Callable[..., object] = msgpack.unpackb
+_new_unpacker: Callable[..., _Unpacker] = msgpack.Unpacker
 _FAULTS = (ValueError, TypeError, RecursionError, OverflowError, msgpack.UnpackException)
 
 
-def pack(value: Any) -> bytes:
+def pack(value: object) -> bytes:
     """Return the msgpack bytes of `value`, with maps in their own order.
 
     Raises:
@@ -64,11 +103,6 @@ def pack(value: Any) -> bytes:
         return _packer(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise PayloadInvalid(f"cannot be packed: {error}") from error
-
-
-def array_head(count: int) -> bytes:
-    """Return the smallest msgpack head of an array of `count` items, which follow it."""
-    return _array_head(count)
 
 
 def array_count(buffer: bytes, start: int) -> int:
@@ -120,7 +154,7 @@ def check_containers(buffer: bytes, most: int) -> None:
         raise PayloadInvalid("is not exactly one msgpack value")
 
 
-def unpack(buffer: bytes | bytearray | memoryview, *, ext: bool = False) -> Any:
+def unpack(buffer: bytes | bytearray | memoryview, *, ext: bool = False) -> object:
     """Return the one value in `buffer`, checked for depth. With `ext`, it may hold unreserved ext types.
 
     Raises:
@@ -133,12 +167,12 @@ def unpack(buffer: bytes | bytearray | memoryview, *, ext: bool = False) -> Any:
 
 def unpack_trusted(
     buffer: bytes | bytearray | memoryview,
-    ext_hook: Callable[[int, bytes], Any],
-    map_hook: Callable[[list[tuple[Any, Any]]], Any] | None = None,
-    list_hook: Callable[[list[Any]], Any] | None = None,
+    ext_hook: Callable[[int, bytes], object],
+    map_hook: Callable[[list[tuple[object, object]]], object] | None = None,
+    list_hook: Callable[[list[object]], object] | None = None,
     *,
     use_list: bool = True,
-) -> Any:
+) -> object:
     """Return the one value in `buffer` without a check of its depth: for bytes that were checked when appended.
 
     `map_hook` makes a map from its pairs; without it, the last pair of a key wins. `list_hook` gets each array.
@@ -167,7 +201,7 @@ class Skimmer:
     """
 
     def __init__(self) -> None:
-        self._unpacker = _Unpacker(max_buffer_size=0)
+        self._unpacker = _new_unpacker(max_buffer_size=0)
 
     def feed(self, buffer: bytes | memoryview) -> int:
         """Continue in `buffer`; return the position of its first byte.
@@ -175,8 +209,7 @@ class Skimmer:
         Raises:
             PayloadInvalid: the previous buffer was not skimmed to its end.
         """
-        start: int = self._guarded(self._fed, buffer)
-        return start
+        return self._guarded(self._fed, buffer)
 
     def array(self) -> int:
         """Enter the array that begins here; return the count in its head.
@@ -184,8 +217,7 @@ class Skimmer:
         Raises:
             PayloadInvalid: no array begins here.
         """
-        count: int = self._guarded(self._unpacker.read_array_header)
-        return count
+        return self._guarded(self._unpacker.read_array_header)
 
     def ends(self, count: int) -> list[int]:
         """Skip `count` values; return the positions where they end.
@@ -193,14 +225,12 @@ class Skimmer:
         Raises:
             PayloadInvalid: there are fewer values.
         """
-        ends: list[int] = self._guarded(self._passed, count)
-        return ends
+        return self._guarded(self._passed, count)
 
     @property
     def position(self) -> int:
         """Position where the next value begins."""
-        position: int = self._unpacker.tell()
-        return position
+        return self._unpacker.tell()
 
     def _fed(self, buffer: bytes | memoryview) -> int:
         start = self.position
@@ -212,15 +242,15 @@ class Skimmer:
         # `skip` returns None, so the condition holds for each: a loop without a line of bytecode for its body.
         return [tell() for _ in repeat(None, count) if not skip()]
 
-    def _guarded(self, step: Callable[..., Any], *arguments: Any) -> Any:
+    def _guarded(self, step: Callable[[*_Ts], _T], *arguments: *_Ts) -> _T:
         try:
             return step(*arguments)
         except _FAULTS as error:
-            self._unpacker = _Unpacker(max_buffer_size=0)
+            self._unpacker = _new_unpacker(max_buffer_size=0)
             raise PayloadInvalid(f"cannot be skimmed: {type(error).__name__}: {error}") from error
 
 
-def check_value(value: Any, *, timestamps: bool = True, depth: int = MAX_DEPTH) -> None:
+def check_value(value: object, *, timestamps: bool = True, depth: int = MAX_DEPTH) -> None:
     """Check that a client may store a value: nested at most `depth` containers deep, without reserved ext types.
 
     Raises:
@@ -245,22 +275,22 @@ def check_value(value: Any, *, timestamps: bool = True, depth: int = MAX_DEPTH) 
             _check_items(value, timestamps, depth - 1)
 
 
-def _check_items(items: list[Any] | tuple[Any, ...], timestamps: bool, depth: int) -> None:
+def _check_items(items: list[object] | tuple[object, ...], timestamps: bool, depth: int) -> None:
     if not all_plain(items):
         for item in items:
             check_value(item, timestamps=timestamps, depth=depth)
 
 
-def all_plain(items: Any) -> bool:
+def all_plain(items: Iterable[object]) -> bool:
     """Return whether no item can contain other values: the common case, checked without a Python loop."""
     return _PLAIN_TYPES.issuperset(map(type, items))
 
 
-def _refuse_ext(code: int, _data: bytes) -> Any:
+def _refuse_ext(code: int, _data: bytes) -> object:
     raise PayloadInvalid(f"holds ext type {code}")
 
 
-def _keep_free_ext(code: int, data: bytes) -> Any:
+def _keep_free_ext(code: int, data: bytes) -> ExtType:
     if code in RESERVED_EXT_TYPES:
         raise PayloadInvalid(f"ext type {code} is reserved")
     return ExtType(code, data)

@@ -13,11 +13,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .errors import PayloadInvalid
 from .frames import Frame, FrameHeader, Kind
-from .packing import RESERVED_EXT_TYPES, ExtType, all_plain, check_value, pack, unpack, unpack_trusted
+from .packing import RESERVED_EXT_TYPES, ExtType, Value, all_plain, check_value, pack, unpack, unpack_trusted
 
 HEADERS_EXT_TYPE = 1
 
@@ -27,7 +27,7 @@ _LENGTH = struct.Struct("<I")
 class Record(NamedTuple):
     """A value to store, with headers (text to text) or None."""
 
-    value: Any
+    value: Value
     headers: Mapping[str, str] | None = None
 
 
@@ -47,12 +47,12 @@ class StoredRecord(NamedTuple):
     timestamp: int
     kind: int
     headers: Mapping[str, str] | None
-    value: Any
+    value: Value
     session: int
     sequence: int
 
 
-def encode_records(records: Sequence[Any]) -> bytes:
+def encode_records(records: Sequence[object]) -> bytes:
     """Return the payload of kind `records` that holds values and `Record`s, at least one.
 
     Raises:
@@ -63,13 +63,13 @@ def encode_records(records: Sequence[Any]) -> bytes:
     return pack(_storable(records))
 
 
-def _storable(records: Sequence[Any]) -> Sequence[Any]:
+def _storable(records: Sequence[object]) -> Sequence[object]:
     if all_plain(records):
         return records
     return [_storable_record(record) for record in records]
 
 
-def _storable_record(record: Any) -> Any:
+def _storable_record(record: object) -> object:
     if type(record) is not Record:
         check_value(record)
         return record
@@ -82,7 +82,7 @@ def _storable_record(record: Any) -> Any:
     return ExtType(HEADERS_EXT_TYPE, pack([headers, record.value]))
 
 
-def decode_values(payload: bytes | memoryview, count: int) -> list[Any]:
+def decode_values(payload: bytes | memoryview, count: int) -> list[Value]:
     """Return the values of a payload of kind `records`, without headers.
 
     Raises:
@@ -100,7 +100,7 @@ def decode_records(payload: bytes | memoryview, count: int) -> list[Record]:
     return _records(_array(unpack_trusted(payload, _record_of_ext), count))
 
 
-def encode_runs(runs: Sequence[Run], records: Sequence[Any]) -> bytes:
+def encode_runs(runs: Sequence[Run], records: Sequence[object]) -> bytes:
     """Return the payload of kind `runs`.
 
     Raises:
@@ -111,7 +111,7 @@ def encode_runs(runs: Sequence[Run], records: Sequence[Any]) -> bytes:
     return pack([[list(run) for run in runs], _storable(records)])
 
 
-def decode_runs(payload: bytes | memoryview, count: int) -> tuple[list[Run], list[Any]]:
+def decode_runs(payload: bytes | memoryview, count: int) -> tuple[list[Run], list[Value]]:
     """Return the runs and values of a payload of kind `runs`, without headers.
 
     Raises:
@@ -137,24 +137,22 @@ def truncate_runs(payload: bytes | memoryview, count: int, kept: int) -> bytes:
 
 
 def _decode_runs(
-    payload: bytes | memoryview, count: int, ext_hook: Callable[[int, bytes], Any]
-) -> tuple[list[Run], list[Any]]:
+    payload: bytes | memoryview, count: int, ext_hook: Callable[[int, bytes], object]
+) -> tuple[list[Run], list[Value]]:
     raw_runs, values = _array(unpack_trusted(payload, ext_hook), 2)
-    if type(raw_runs) is not list or not _are_runs(raw_runs):
-        raise PayloadInvalid("the runs are not an array of [session, sequence, count]")
-    runs = list(map(Run._make, raw_runs))
-    total = sum(raw[2] for raw in raw_runs)
-    if total != count or any(raw[2] == 0 for raw in raw_runs):
-        raise PayloadInvalid(f"the runs hold {total} records, not {count}")
-    return runs, _array(values, count)
+    return _runs(raw_runs, count), _array(values, count)
 
 
-def _are_runs(raw_runs: list[Any]) -> bool:
-    """Return whether each run is three integers of at least 0. There may be thousands, so no Python loop walks them."""
-    if not {list}.issuperset(map(type, raw_runs)) or not {3}.issuperset(map(len, raw_runs)):
-        return False
-    numbers = list(chain.from_iterable(raw_runs))
-    return {int}.issuperset(map(type, numbers)) and min(numbers, default=0) >= 0
+def _runs(raw: object, count: int) -> list[Run]:
+    """Return the runs, each of which must be three integers. There may be thousands, so no Python loop checks them."""
+    if type(raw) is list and {list}.issuperset(map(type, raw)) and {3}.issuperset(map(len, raw)):
+        numbers = list(chain.from_iterable(raw))
+        if {int}.issuperset(map(type, numbers)) and min(numbers, default=0) >= 0:
+            total = sum(run[2] for run in raw)
+            if total != count or any(run[2] == 0 for run in raw):
+                raise PayloadInvalid(f"the runs hold {total} records, not {count}")
+            return list(map(Run._make, raw))
+    raise PayloadInvalid("the runs are not an array of [session, sequence, count]")
 
 
 def encode_blob(value: bytes | memoryview, metadata: Mapping[str, str] | None = None) -> bytes:
@@ -185,7 +183,7 @@ def decode_blob(payload: bytes | memoryview) -> tuple[dict[str, str], bytes]:
     return metadata, bytes(payload[start:])
 
 
-def encode_system(fields: Mapping[str, Any]) -> bytes:
+def encode_system(fields: Mapping[str, object]) -> bytes:
     """Return the payload of kind `system`, with the keys in their own order; `type` names the record.
 
     Raises:
@@ -196,7 +194,7 @@ def encode_system(fields: Mapping[str, Any]) -> bytes:
     return pack(dict(fields))
 
 
-def decode_system(payload: bytes | memoryview) -> dict[str, Any]:
+def decode_system(payload: bytes | memoryview) -> dict[str, Value]:
     """Return the map of a payload of kind `system`.
 
     Raises:
@@ -208,7 +206,7 @@ def decode_system(payload: bytes | memoryview) -> dict[str, Any]:
     return fields
 
 
-def frame_values(frame: Frame) -> list[Any]:
+def frame_values(frame: Frame) -> list[Value]:
     """Return the value of each record of a frame of any kind.
 
     Raises:
@@ -268,7 +266,7 @@ def stored_record(frame: Frame, index: int) -> StoredRecord:
     raise PayloadInvalid(f"no run holds index {index}")
 
 
-def _runs_and_values(frame: Frame) -> tuple[list[Run], list[Any]]:
+def _runs_and_values(frame: Frame) -> tuple[list[Run], Sequence[Value | Record]]:
     """The runs of a frame of any kind, and its values; those with headers are `Record`s."""
     header, payload = frame
     only_run = Run(header.session, header.sequence, header.count)
@@ -284,10 +282,10 @@ def _runs_and_values(frame: Frame) -> tuple[list[Run], list[Any]]:
             return [only_run], [decode_system(payload)]
 
 
-def _stored(header: FrameHeader, run: Run, run_start: int, position: int, value: Any) -> StoredRecord:
+def _stored(header: FrameHeader, run: Run, run_start: int, position: int, value: Value | Record) -> StoredRecord:
     """The record at a position of a frame; its run begins at the position `run_start`."""
     headers = None
-    if type(value) is Record:
+    if isinstance(value, Record):
         value, headers = value
     sequence = run.sequence + position - run_start if run.session else 0
     return StoredRecord(
@@ -295,27 +293,34 @@ def _stored(header: FrameHeader, run: Run, run_start: int, position: int, value:
     )
 
 
-def _array(value: Any, count: int) -> list[Any]:
+def _array(value: object, count: int) -> list[Value]:
     if type(value) is not list or len(value) != count:
         raise PayloadInvalid(f"is not one array of {count} values")
     return value
 
 
-def _records(values: list[Any]) -> list[Record]:
-    return [value if type(value) is Record else Record(value) for value in values]
+def _records(values: Sequence[Value | Record]) -> list[Record]:
+    return [value if isinstance(value, Record) else Record(value) for value in values]
 
 
-def _record_of_ext(code: int, data: bytes) -> Any:
+def _record_of_ext(code: int, data: bytes) -> Record | ExtType:
     if code != HEADERS_EXT_TYPE:
         if code in RESERVED_EXT_TYPES:
             raise PayloadInvalid(f"ext type {code} is reserved")
         return ExtType(code, data)
-    parts = _array(unpack(data, ext=True), 2)
+    return _headed(unpack(data, ext=True))
+
+
+def _headed(parts: object) -> Record:
+    """Return the record with headers that ext type 1 holds."""
+    if type(parts) is not list or len(parts) != 2:
+        raise PayloadInvalid("is not one array of 2 values")
+    value: Value = parts[1]
     if type(parts[0]) is not dict:
         raise PayloadInvalid("a record's headers are not a map")
-    return Record(parts[1], parts[0])
+    return Record(value, parts[0])
 
 
-def _value_of_ext(code: int, data: bytes) -> Any:
+def _value_of_ext(code: int, data: bytes) -> object:
     record = _record_of_ext(code, data)
     return record.value if type(record) is Record else record

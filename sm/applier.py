@@ -254,7 +254,7 @@ class Applier:
     def _apply_system(self, frame: Frame) -> tuple[list[Any], list[list[Any]]]:
         """Open or close a session, note the members and the features. Raises ApplyFailed, also for an unknown type."""
         try:
-            fields = decode_system(frame.payload)
+            fields: dict[str, Any] = decode_system(frame.payload)
             match fields["type"]:
                 case "open_session":
                     status = self.sessions.open(frame.header.index, _name(fields), frame.header.timestamp)

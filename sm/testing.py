@@ -244,7 +244,8 @@ def _run_child(spec: str, commands: list[Any], initial: Any, hash_seed: str, tim
 
 def run_child() -> None:
     """The child process of `check_determinism`: apply the commands from stdin, write the outcome to stdout."""
-    spec, commands, initial = unpack(bytes.fromhex(sys.stdin.read()), ext=True)
+    given: Any = unpack(bytes.fromhex(sys.stdin.read()), ext=True)
+    spec, commands, initial = given
     machine = _made(spec, initial)
     applier = Applier(machine)
     replies: list[str] = []

@@ -251,6 +251,8 @@ class CommandStream:
                 if message.type is not WSMsgType.BINARY:
                     return StreamEnded(f"the stream was closed ({socket.close_code or socket.exception()})")
                 content = unpack_trusted(message.data, ExtType)
+                if type(content) is not list:
+                    return StreamEnded(f"a server sent {content!r:.100}, which is not an answer")
                 if len(content) in ANSWER_LENGTHS:
                     self.pipeline.answered(*content)
                     self._progress = True

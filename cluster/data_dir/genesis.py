@@ -118,7 +118,7 @@ def read_genesis(raw: bytes) -> Genesis:
         GenesisInvalid: it is not one, lacks a field, or has a field of the wrong type or out of range.
     """
     try:
-        value = decode_system(next(walk_frames(raw)).payload)
+        value: dict[str, Any] = decode_system(next(walk_frames(raw)).payload)
         cluster_id, (name, version), limits = value["cluster_id"], value["machine"], value["limits"]
         if type(cluster_id) is not bytes or len(cluster_id) != CLUSTER_ID_BYTES or not any(cluster_id):
             raise ValueError(f"{cluster_id!r:.80} is not a cluster's id")

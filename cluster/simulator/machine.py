@@ -54,7 +54,8 @@ class Tally:
         return iter((pack([self.count, self.chain]),))
 
     def restore(self, chunks: Iterable[bytes]) -> None:
-        self.count, self.chain = unpack(b"".join(chunks))
+        state: Any = unpack(b"".join(chunks))
+        self.count, self.chain = state
 
 
 class Reply(NamedTuple):

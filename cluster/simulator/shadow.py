@@ -7,7 +7,7 @@ engine's reader.
 import struct
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
@@ -220,7 +220,7 @@ class Shadow:
         segment.end = position
 
     def _note_members(self, held: Held, payload: bytes) -> None:
-        value = unpack(payload)
+        value: Any = unpack(payload)
         if value["type"] in ("genesis", "members"):
             voters = frozenset((node_id, disk_id) for node_id, disk_id, _, role in value["members"] if role == "voter")
             self.named[held.crc32c] = Named(*held, voters)

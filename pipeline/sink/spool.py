@@ -121,7 +121,8 @@ def commands_of(directory: Directory, spools: Sequence[Spool], skip: int = 0) ->
                 skip -= count
                 continue
             packed = array_head(count) + payload
-            yield from _decodable(unpack_trusted(packed, ExtType)[skip:], packed)
+            commands: Any = unpack_trusted(packed, ExtType)
+            yield from _decodable(commands[skip:], packed)
             skip = 0
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from aiohttp import ClientSession, web
 
@@ -26,7 +27,7 @@ def members_of_genesis(raw: bytes) -> Members:
         first = [(frame.header.index, frame.header.epoch, frame.header.kind) for frame in frames]
         if first != [(0, 0, Kind.SYSTEM)]:
             raise BadMessage("one system frame at index 0, of epoch 0, was expected")
-        value = decode_system(frames[0].payload)
+        value: dict[str, Any] = decode_system(frames[0].payload)
         if value.get("type") != "genesis":
             raise BadMessage(f"a genesis was expected, not {value.get('type')!r}")
         members = Members.from_record(value["members"])

@@ -215,7 +215,8 @@ class Replies:
         replies.blocks = [Block(sheets[number], position, of_runs, size) for number, position, of_runs, size in blocks]
         replies.size = replies.tail_size + sum(block.size for block in replies.blocks)
         try:
-            replies.commands, replies.results, replies.refused = unpack_trusted(tail, ExtType)
+            parts: Any = unpack_trusted(tail, ExtType)
+            replies.commands, replies.results, replies.refused = parts
         except PayloadInvalid:  # A map in a result has an array as a key: only tuples can be unpacked as keys.
             parts = unpack_trusted(tail, ExtType, use_list=False)
             replies.commands, replies.results, replies.refused = map(list, parts)
@@ -281,10 +282,14 @@ def command_digest(command: Any) -> Any:
 @lru_cache(maxsize=1)  # A client that retries goes through a sheet from end to end.
 def _sheet_of(sheet: bytes, of_runs: bool) -> tuple[list[Any], list[Any], list[list[Any]]]:
     """Commands, results and refused. Raises PayloadInvalid."""
-    first, (results, refused) = unpack_trusted(sheet, _value_of_ext)
+    parts: Any = unpack_trusted(sheet, _value_of_ext)
+    first, (results, refused) = parts
     return first[1] if of_runs else first, results, refused
 
 
 def _value_of_ext(code: int, data: bytes) -> Any:
     """The value of a record with headers; any other ext type unchanged."""
-    return unpack_trusted(data, ExtType)[1] if code == HEADERS_EXT_TYPE else ExtType(code, data)
+    if code != HEADERS_EXT_TYPE:
+        return ExtType(code, data)
+    headed: Any = unpack_trusted(data, ExtType)
+    return headed[1]

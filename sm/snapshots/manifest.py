@@ -98,6 +98,8 @@ def decode_manifest(raw: bytes, name: str) -> Manifest:
         raise SnapshotDamaged(snapshot=name, reason="its manifest fails its crc32c")
     try:
         fields = unpack(body)
+        if not isinstance(fields, dict):
+            raise TypeError("it is not a map")
         version = fields["version"]
     except (PayloadInvalid, TypeError, KeyError) as error:
         raise SnapshotDamaged(snapshot=name, reason=f"its manifest cannot be read ({error})") from error

@@ -88,7 +88,8 @@ class Notes:
 
     def restore(self, chunks: Iterable[bytes]) -> None:
         """Take them back."""
-        self._notes = list(unpack(b"".join(chunks)))
+        notes: Any = unpack(b"".join(chunks))
+        self._notes = list(notes)
 
 
 class Wide:
@@ -196,7 +197,8 @@ class Gate:
 
     def restore(self, chunks: Iterable[bytes]) -> None:
         """Take it back."""
-        self._count = unpack(b"".join(chunks))
+        count: Any = unpack(b"".join(chunks))
+        self._count = count
 
 
 class Slow(Gate):
@@ -252,4 +254,5 @@ class Hoard:
 
     def restore(self, chunks: Iterable[bytes]) -> None:
         """As many."""
-        self._hoard += [[[self._hoard] * 16 for _ in range(1000)] for _ in range(unpack(b"".join(chunks)))]
+        hoards: Any = unpack(b"".join(chunks))
+        self._hoard += [[[self._hoard] * 16 for _ in range(1000)] for _ in range(hoards)]

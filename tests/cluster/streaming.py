@@ -14,8 +14,9 @@ from typing import Any
 from aiohttp import WSMsgType, web
 
 from quire.cluster.http.problems import TYPE_PREFIX
-from quire.log import pack, unpack
+from quire.log import pack
 from quire.replication.address import host_and_port
+from tests.packed import unpacked
 
 DEADLINE_S = 20
 WINDOW = 8192
@@ -84,7 +85,7 @@ class StreamServer:
 
     async def open(self, request: web.Request) -> web.Response:
         self.calls.append((request.method, request.path))
-        name = unpack(await request.read()).get("name")
+        name = unpacked(await request.read()).get("name")
         session = 10 + len(self.sessions)
         old = next((held for held in self.sessions.values() if name and held.name == name and not held.fenced), None)
         self.sessions[session] = Held(name, old.replies if old else [])
@@ -118,7 +119,7 @@ class StreamServer:
         heard: list[tuple[int, list[Any]]] = []
         self.streams.append(heard)
         while (message := await socket.receive()).type is WSMsgType.BINARY:
-            sequence, commands = unpack(message.data)
+            sequence, commands = unpacked(message.data)
             heard.append((sequence, commands))
             self.came.set()
             await self.answering.wait()

@@ -8,9 +8,10 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from quire.log import Kind, pack, unpack, walk_frames
+from quire.log import Kind, pack, walk_frames
 from quire.log.packing import ExtType, unpack_trusted
 from tests.cluster.running import Reply, RunningCluster, running_cluster
+from tests.packed import unpacked
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -83,7 +84,7 @@ async def test_commands_are_answered_in_msgpack_if_that_is_accepted(cluster: Run
     reply = await cluster.ask(at, "POST", "/commands", b'["add", 3]', NDJSON, {"Accept": f"text/html, {MSGPACK};q=0.9"})
 
     assert reply.headers["Content-Type"] == MSGPACK
-    assert unpack(reply.body)["results"] == ["45"]
+    assert unpacked(reply.body)["results"] == ["45"]
 
 
 @EVERYWHERE
@@ -253,7 +254,7 @@ async def test_a_range_is_read_as_msgpack(log_cluster: RunningCluster) -> None:
     reply = await log_cluster.ask("n1", "GET", f"/records?from={first}", headers={"Accept": MSGPACK})
     lines = await log_cluster.ask("n1", "GET", f"/records?from={first}")
 
-    assert [(line["index"], line["value"]) for line in unpack(reply.body)] == [(first, b"\x01\x02")]
+    assert [(line["index"], line["value"]) for line in unpacked(reply.body)] == [(first, b"\x01\x02")]
     assert orjson.loads(lines.body)["value"] == {"$bin": base64.b64encode(b"\x01\x02").decode()}
 
 

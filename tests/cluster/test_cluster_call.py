@@ -8,9 +8,9 @@ import pytest
 import pytest_asyncio
 
 from quire.cluster.http.members import ASKED_AT_ONCE, STATUS_LIMIT_BYTES
-from quire.log import unpack
 from tests.cluster.running import RunningCluster, running_cluster
 from tests.cluster.scripted import document, foreign, scripted, silent
+from tests.packed import unpacked
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -38,7 +38,7 @@ async def test_the_cluster_is_every_member_s_own_status(cluster: RunningCluster,
 async def test_the_cluster_call_answers_in_msgpack(cluster: RunningCluster) -> None:
     reply = await cluster.ask("n1", "GET", "/cluster", headers={"Accept": "application/msgpack"})
 
-    assert unpack(reply.body)["nodes"]["n2"]["status"]["node_id"] == "n2"
+    assert unpacked(reply.body)["nodes"]["n2"]["status"]["node_id"] == "n2"
 
 
 @EVERYWHERE

@@ -11,12 +11,12 @@ from quire.cluster.config.serve import ServeConfig
 from quire.cluster.http.app import make_app
 from quire.cluster.http.problems import ANSWERS
 from quire.cluster.node.node import Node
-from quire.log import unpack
 from quire.replication.net.hello import PEER_PATHS
 from tests.cluster.contract import ANSWERED, CALLS, NOWHERE_YET, ROWS, Call, Row, filled
 from tests.cluster.malformed.case import Ask
 from tests.cluster.running import RunningCluster
 from tests.cluster.worlds import Worlds
+from tests.packed import unpacked
 
 DEADLINE_S = 20.0
 PEERS = {("GET", path) for path in PEER_PATHS}
@@ -42,7 +42,7 @@ async def exchanged(cluster: RunningCluster, at: str, ask: Ask) -> tuple[int, st
 
 async def _answer(socket: ClientWebSocketResponse, message: bytes) -> tuple[int, str]:
     await socket.send_bytes(message)
-    answer = unpack(await socket.receive_bytes(timeout=DEADLINE_S))
+    answer = unpacked(await socket.receive_bytes(timeout=DEADLINE_S))
     if len(answer) != 2:
         return 200, ""
     assert (await socket.receive(timeout=DEADLINE_S)).data in (1000, 1006), "a problem ends the stream"

@@ -13,8 +13,9 @@ from aiohttp import WSMsgType
 from quire.cluster.client import BadRequest, connect
 from quire.cluster.client.pipeline import WINDOW_BYTES as CLIENT_WINDOW_BYTES
 from quire.cluster.http.routes.stream import WINDOW_BYTES as STREAM_WINDOW_BYTES
-from quire.log import pack, unpack
+from quire.log import pack
 from tests.cluster.running import RunningCluster, running_cluster
+from tests.packed import unpacked
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -69,4 +70,4 @@ async def test_a_large_command_passes_by_a_stream(cluster: RunningCluster, at: s
         for sequence in (1, 2):
             message = await socket.receive(60.0)
             assert message.type is WSMsgType.BINARY
-            assert (unpack(message.data)[0], unpack(message.data)[3]) == (sequence, [None])
+            assert (unpacked(message.data)[0], unpacked(message.data)[3]) == (sequence, [None])

@@ -12,8 +12,9 @@ from quire.cluster.client import CommandRefused, ResultsCut, connect
 from quire.cluster.http.partial_answer import results_within
 from quire.cluster.http.sizes import VALUES_LIMIT, size_up_to
 from quire.cluster.node.writing import WriteReply
-from quire.log import pack, unpack
+from quire.log import pack
 from tests.cluster.running import RunningCluster, running_cluster
+from tests.packed import unpacked
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -38,7 +39,7 @@ async def test_results_are_cut_to_the_limit_and_the_answer_says_where(
 ) -> None:
     body = orjson.dumps({"commands": [["incr", "n"], *[["get", "k"]] * 200, ["put", f"{at}{content_type}", 1]]})
     reply = await cluster.ask(at, "POST", "/commands", body, JSON, {"Accept": content_type})
-    document: dict[str, Any] = orjson.loads(reply.body) if content_type == JSON else unpack(reply.body)
+    document: dict[str, Any] = orjson.loads(reply.body) if content_type == JSON else unpacked(reply.body)
     assert document["results"] == [None, *[VALUE] * (document["cut"] - 1)]
     assert [position for position, _, _ in document["refused"]] == [0]
     assert LIMIT - 2 * len(VALUE) < len(reply.body) < LIMIT + 200

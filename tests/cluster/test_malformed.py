@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from quire.cluster.http.problems import problem
-from quire.log import unpack
 from quire.replication.address import host_and_port
 from tests.cluster.malformed.case import JSON, Ask, Case, Many, OnStream, Raw
 from tests.cluster.malformed.generated import GENERATED
@@ -22,6 +21,7 @@ from tests.cluster.malformed.page import TYPE, count_of_inputs, malformed_page
 from tests.cluster.malformed.requests import REQUESTS
 from tests.cluster.malformed.wire import BODIES, FRAMES, HANDSHAKE, HEAD, LINES, MESSAGES, TAKEN
 from tests.cluster.running import Reply, RunningCluster, running_cluster
+from tests.packed import unpacked
 
 PAGE = Path(__file__).parents[2] / "docs" / "malformed.md"
 CASES = [case for _, cases in REQUESTS for case in cases]
@@ -167,7 +167,7 @@ async def on_stream(cluster: RunningCluster, at: str, sent: bytes) -> tuple[int,
                 writer.write(sent)
                 await writer.drain()
             while (heard := await read_frame(reader))[0] != 0x88:
-                problem = unpack(heard[1])[1]["type"].removeprefix(TYPE)
+                problem = unpacked(heard[1])[1]["type"].removeprefix(TYPE)
     finally:
         writer.close()
     return struct.unpack(">H", heard[1])[0], problem

@@ -7,8 +7,9 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from quire.log import pack, unpack
+from quire.log import pack
 from tests.cluster.running import Reply, RunningCluster, running_cluster
+from tests.packed import unpacked
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -51,7 +52,7 @@ async def test_a_query_speaks_msgpack_both_ways(cluster: RunningCluster, at: str
 
     reply = await cluster.ask(at, "POST", "/query", body, MSGPACK, {"Accept": MSGPACK})
 
-    assert unpack(reply.body)["answer"] == b"\x00"
+    assert unpacked(reply.body)["answer"] == b"\x00"
 
 
 @EVERYWHERE

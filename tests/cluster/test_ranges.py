@@ -12,8 +12,9 @@ import pytest_asyncio
 from quire.cluster.http.admission.concurrency import LongPollLimit, OneATurn
 from quire.cluster.http.api import API
 from quire.cluster.http.routes.ranges import RANGE_RECORDS, SHARDS_LIMIT, WAIT_LIMIT_MS
-from quire.log import Kind, unpack, walk_frames
+from quire.log import Kind, walk_frames
 from tests.cluster.running import Reply, RunningCluster, running_cluster
+from tests.packed import unpacked
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -94,7 +95,7 @@ async def test_a_reader_at_the_end_gets_msgpack_and_raw_frames_alike(cluster: Ru
     await append(cluster, "new")
 
     async with asyncio.timeout(DEADLINE_S):
-        assert [line["value"] for line in unpack((await packed).body)] == ["new"]
+        assert [line["value"] for line in unpacked((await packed).body)] == ["new"]
         assert [frame.header.index for frame in walk_frames((await raw).body)] == [end]
 
 
@@ -243,7 +244,7 @@ async def test_system_records_are_shown_with_kinds_all(cluster: RunningCluster, 
         (0, "system", "genesis"),
         (1, "system", "epoch_start"),
     ]
-    assert [line["value"]["type"] for line in unpack(packed.body)] == ["genesis", "epoch_start"]
+    assert [line["value"]["type"] for line in unpacked(packed.body)] == ["genesis", "epoch_start"]
     assert next(walk_frames(raw.body)).header.kind == Kind.SYSTEM
 
 
@@ -339,7 +340,7 @@ async def pages(cluster: RunningCluster, at: str, query: str, from_index: int, a
         reply = await cluster.ask(at, "GET", f"/records?from={index}{query}", headers={"Accept": accept})
         assert reply.status == 200, reply
         found.append(
-            unpack(reply.body) if accept == MSGPACK else [orjson.loads(line) for line in reply.body.splitlines()]
+            unpacked(reply.body) if accept == MSGPACK else [orjson.loads(line) for line in reply.body.splitlines()]
         )
         index = int(reply.headers["Quire-Next-Index"])
     return found

@@ -13,8 +13,9 @@ from structlog.testing import capture_logs
 
 from quire.cluster.http import app
 from quire.cluster.http.request import REQUEST_ID, REQUEST_ID_CHARACTERS, RateLimitedLog
-from quire.log import pack, unpack
+from quire.log import pack
 from tests.cluster.running import RunningCluster, running_cluster
+from tests.packed import unpacked
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -126,4 +127,4 @@ async def test_a_stream_s_problem_has_its_request_id(cluster: RunningCluster, at
         message = await socket.receive(timeout=20)
 
     assert message.type is WSMsgType.BINARY
-    assert unpack(message.data)[1]["request_id"] == "stream-1"
+    assert unpacked(message.data)[1]["request_id"] == "stream-1"

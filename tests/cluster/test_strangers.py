@@ -23,7 +23,7 @@ from aiohttp import WSMsgType
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.data_dir.genesis import make_genesis
 from quire.cluster.node.status import node_status
-from quire.log import FEATURES, pack, unpack
+from quire.log import FEATURES, pack
 from quire.replication.core.members import Member, Members, Role
 from quire.replication.core.messages import (
     Ack,
@@ -43,6 +43,7 @@ from quire.replication.net.wire import MAX_U64, encode
 from tests.cluster.conditions import replica_of
 from tests.cluster.running import RunningCluster, RunningNode, applied_index, free_addresses, running_cluster, started
 from tests.cluster.strangers import CLOSED, DEADLINE_S, NOTHING, Stranger, answer_on
+from tests.packed import unpacked
 from tests.tuned import tuned
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.full]
@@ -312,7 +313,7 @@ async def snapshot(stranger: Stranger) -> str:
         async with stranger.dialled(stranger.leader, "snapshot") as socket:
             await socket.send_bytes(pack([index, None]))
             async with asyncio.timeout(DEADLINE_S):
-                assert unpack((await socket.receive()).data)[0] > 0
+                assert unpacked((await socket.receive()).data)[0] > 0
             return "it is sent: the state can be read"
     except PeerRefused as error:
         return f"hello refused: `{error.code}`"

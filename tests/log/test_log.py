@@ -132,7 +132,9 @@ def test_a_frame_of_exactly_the_threshold_passes_and_one_byte_more_goes_to_a_fre
         append_payload(log, threshold - 64 + extra)
         assert len(log.segments.bases) == segments
         log.flush()
-        assert len(log.read(1).value) == threshold - 64 + extra - 4
+        value = log.read(1).value
+        assert isinstance(value, bytes)
+        assert len(value) == threshold - 64 + extra - 4
 
 
 def test_a_segment_is_full_at_segment_bytes_and_the_next_append_rotates() -> None:

@@ -26,8 +26,9 @@ from contextlib import suppress
 
 import aiohttp
 
-from quire.log import pack, unpack
+from quire.log import pack
 from quire.replication.address import host_and_port
+from tests.packed import unpacked
 
 ADDRESS = "127.0.0.2"
 MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
@@ -171,7 +172,7 @@ class Hostile:
         if chance.random() < 0.3:
             async with self._http.post(f"http://{server}/sessions", data=pack({}), headers=MSGPACK) as answer:
                 if answer.status == 200:
-                    session = unpack(await answer.read())["session"]
+                    session = unpacked(await answer.read())["session"]
         url = f"http://{server}/commands/stream?session={session}"
         async with self._http.ws_connect(url, autoping=False) as stream:
             with suppress(TimeoutError):

@@ -58,7 +58,7 @@ class History:
         applied = self.applier.apply(frame)
         is_system = frame.header.kind == Kind.SYSTEM
         for position, record in enumerate(stored_records(frame)):
-            value = encode_system(record.value) if is_system else None
+            value = encode_system(record.value) if isinstance(record.value, dict) and is_system else None
             self.rows.append((record.index, record.timestamp, record.session, record.sequence, value))
             self.executed.append(None if is_system else position not in applied.answered)
         return applied.results

@@ -62,7 +62,11 @@ def sent(cluster: Cluster, name: str) -> list[Any]:
     """The commands of a session in the order of their sequences, all of them, whatever ids it was held under."""
     frames = list(walk_frames(cluster.elected().raw_frames()))
     records = [record for frame in frames for record in stored_records(frame)]
-    opened = {record.index for record in records if record.kind == 2 and record.value.get("name") == name}
+    opened = {
+        record.index
+        for record in records
+        if record.kind == 2 and isinstance(record.value, dict) and record.value.get("name") == name
+    }
     by_sequence: dict[int, Any] = {}
     for record in records:
         if record.session in opened:

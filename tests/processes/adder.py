@@ -38,7 +38,8 @@ class Adder:
         yield pack(str(self._sum))
 
     def restore(self, chunks: Iterable[bytes]) -> None:
-        self._sum = int(unpack(b"".join(chunks)))
+        held: Any = unpack(b"".join(chunks))
+        self._sum = int(held)
 
 
 class LadenAdder(Adder):

@@ -7,13 +7,14 @@ from aiohttp import ClientWebSocketResponse
 from aiohttp.web import WebSocketResponse
 
 from quire.cluster.node.membership import error_of
-from quire.log import Kind, decode_system, pack, unpack, walk_frames
+from quire.log import Kind, pack, walk_frames
 from quire.replication.core import events
 from quire.replication.core.changing import NotConnected
 from quire.replication.core.fitness import Level
 from quire.replication.core.messages import Promise
 from quire.replication.net.hello import PeerInfo, PeerRefused, answer_hello, check_peer, dial_hello, mac
 from quire.replication.net.wire import BadMessage
+from tests.packed import unpacked
 from tests.replication.loopback import who
 from tests.replication.test_hello import DIALLED_NONCE, DIALLER_NONCE, meet
 from tests.replication.world import SimNode, World
@@ -36,7 +37,7 @@ def offered(leader: SimNode, *node_ids: str) -> None:
 
 def features_logged(node: SimNode) -> list[list[str]]:
     raw, _ = node.log.read_frames(0, 1 << 20, unflushed=True)
-    records = [decode_system(frame.payload) for frame in walk_frames(raw) if frame.header.kind == Kind.SYSTEM]
+    records = [unpacked(frame.payload) for frame in walk_frames(raw) if frame.header.kind == Kind.SYSTEM]
     return [record["names"] for record in records if record["type"] == "features"]
 
 
@@ -164,7 +165,7 @@ async def test_the_proof_covers_the_range_of_protocols_so_that_nobody_on_the_way
 
     async def altered(socket: WebSocketResponse) -> bytes:
         await socket.send_bytes(pack([[0, 1], DIALLED_NONCE]))  # The peer said [1, 1].
-        _, _, _, _, proof = unpack((await socket.receive()).data)
+        _, _, _, _, proof = unpacked((await socket.receive()).data)
         await socket.close()
         return bytes(proof)
 
@@ -204,7 +205,7 @@ async def test_a_protocol_out_of_the_range_of_the_challenge_is_refused(protocol:
     async def dial(socket: ClientWebSocketResponse) -> object:
         await socket.receive()
         await socket.send_bytes(pack([protocol, "peer", [], DIALLER_NONCE, b""]))
-        return unpack((await socket.receive()).data)[:2]
+        return unpacked((await socket.receive()).data)[:2]
 
     said, ours = await meet(dial, lambda socket: answer_hello(socket, who("n2"), "peer", (), DIALLED_NONCE))
 

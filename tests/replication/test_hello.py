@@ -21,6 +21,7 @@ from quire.replication.net.hello import (
     mac,
 )
 from quire.replication.net.wire import BadMessage
+from tests.packed import unpacked
 from tests.replication.loopback import DEADLINE_S, calling, listening, unformatted, until, who
 
 SECRET, OTHER = b"a secret of the peers", b"another secret"
@@ -188,7 +189,7 @@ async def test_a_reflected_proof_is_refused_at_either_end() -> None:
 
     async def reflect(socket: web.WebSocketResponse) -> None:
         await socket.send_bytes(pack([[PROTOCOL, PROTOCOL], DIALLED_NONCE]))
-        _, _, peer, _, proof = unpack((await socket.receive()).data)
+        _, _, peer, _, proof = unpacked((await socket.receive()).data)
         await socket.send_bytes(pack([peer, proof]))
 
     dialling, _ = await meet(dialler(who("n1"), SECRET, expects="n1"), reflect)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 
-from quire.log import pack, unpack
+from quire.log import pack
 from quire.replication import Promise
 from quire.replication.core.messages import Heartbeat
 from quire.replication.net.hello import (
@@ -25,6 +25,7 @@ from quire.replication.net.links import Link, LinkServer
 from quire.replication.net.snapshots import FETCHES_LIMIT, SnapshotFetch, SnapshotServer
 from quire.replication.net.streams import FollowerStream, StreamServer
 from quire.replication.net.wire import encode
+from tests.packed import unpacked
 from tests.replication.loopback import ANYBODY, DEADLINE_S, Handler, calling, listening, until, who
 from tests.replication.recorder import MAX_FRAME_BYTES, NONCE, OPENING, Recorder, ended
 from tests.replication.running import Cluster
@@ -86,7 +87,7 @@ async def test_a_peer_that_lacks_what_became_required_during_its_hello_is_refuse
         await socket.send_bytes(pack([1, purpose, [*row(who("n1")), [], b""], NONCE, b""]))
 
         assert challenge.type is WSMsgType.BINARY
-        assert unpack((await socket.receive()).data)[:2] == ["refused", "features"]
+        assert unpacked((await socket.receive()).data)[:2] == ["refused", "features"]
         assert await ended(socket)
     assert told.came == []
 

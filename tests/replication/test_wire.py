@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.log import pack, unpack
+from quire.log import pack
 from quire.replication.core import Promise
 from quire.replication.core.messages import (
     Ack,
@@ -42,6 +42,7 @@ from quire.replication.net.wire import (
     decode_stream,
     encode,
 )
+from tests.packed import unpacked
 
 NODE_ID = "abcdefghijklmnopqrstuvwxyz0123456789-"
 U64, U32 = st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1)
@@ -136,7 +137,7 @@ def test_any_fields_after_a_type_are_a_message_or_a_peers_fault(number: int, fie
 def test_a_message_with_one_field_replaced_is_a_message_or_a_peers_fault(
     message: PeerMessage | StreamMessage, data: st.DataObject
 ) -> None:
-    row = unpack(encode(message))
+    row = unpacked(encode(message))
     place = data.draw(st.integers(0, len(row) - 1))
     row[place] = data.draw(VALUES)
     taken_or_refused(decode_peer, pack(row))

@@ -34,7 +34,8 @@ class Sound:
         yield pack(self.words)
 
     def restore(self, chunks: Iterable[bytes]) -> None:
-        self.words = list(unpack(b"".join(chunks)))
+        words: Any = unpack(b"".join(chunks))
+        self.words = list(words)
 
 
 class Limited(Sound):
@@ -183,7 +184,8 @@ class ForgetsInSnapshots(Sound):
 
 class AddsToWhatItHolds(Sound):
     def restore(self, chunks: Iterable[bytes]) -> None:
-        self.words += unpack(b"".join(chunks))
+        words: Any = unpack(b"".join(chunks))
+        self.words += words
 
 
 class ForgetsBesides(Sound):

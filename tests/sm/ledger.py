@@ -49,7 +49,8 @@ class Ledger:
         return iter((pack(self.executed),))
 
     def restore(self, chunks: Iterable[bytes]) -> None:
-        self.executed = unpack(b"".join(chunks))
+        executed: Any = unpack(b"".join(chunks))
+        self.executed = executed
 
 
 class Desk:

@@ -207,6 +207,7 @@ class SessionsAgainstModel(RuleBasedStateMachine):
             self.frames_read += 1
             for index, _, timestamp, kind, _, value, session, sequence in stored_records(frame):
                 if kind == Kind.SYSTEM:
+                    assert isinstance(value, dict)
                     self.reader.take_system(index, timestamp, value)
                 elif self.reader.executes(index, timestamp, session, sequence):
                     self.read.append(value)

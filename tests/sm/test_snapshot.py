@@ -8,7 +8,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.log import Tail, UnknownVersion, pack, unpack
+from quire.log import Tail, UnknownVersion, pack
 from quire.sm import (
     LOG_START,
     Applier,
@@ -25,6 +25,7 @@ from quire.sm import (
 from quire.sm.boundary import MAX_EPOCHS
 from quire.sm.snapshots.content import FENCED_IN_A_ROW
 from quire.sm.snapshots.manifest import Chunk, decode_manifest
+from tests.packed import unpacked
 from tests.sm.frames import Frames
 from tests.sm.ledger import Desk, Ledger, codes
 
@@ -63,7 +64,7 @@ def test_every_flipped_byte_of_a_manifest_is_damage() -> None:
 
 @given(st.recursive(st.none() | st.integers(0, 2**63) | st.binary(max_size=20), st.lists))
 def test_a_manifest_whose_parts_are_something_else_is_damage(value: Any) -> None:
-    fields = unpack(MANIFEST.encode()[4:])
+    fields = unpacked(MANIFEST.encode()[4:])
     for name in fields:
         raw = with_crc(pack(fields | {name: value}))
         if name == "version" and value != 1:
@@ -93,7 +94,7 @@ def test_a_manifest_whose_parts_are_something_else_is_damage(value: Any) -> None
 )
 def test_a_manifest_whose_place_is_in_no_log_is_damage(changed: dict[str, Any]) -> None:
     # The log that begins there could not pack it, or not be compared with another.
-    fields = unpack(MANIFEST.encode()[4:])
+    fields = unpacked(MANIFEST.encode()[4:])
     with pytest.raises(SnapshotDamaged):
         decode_manifest(with_crc(pack(fields | changed)), "42")
 
@@ -102,7 +103,7 @@ def test_a_manifest_whose_place_is_in_no_log_is_damage(changed: dict[str, Any]) 
     "names", [None, 1, "a", [], [""], ["b", "a"], ["a", "a"], [1], ["x" * 33], [str(n + 10) for n in range(65)]]
 )
 def test_a_manifest_whose_features_are_no_names_is_damage(names: Any) -> None:
-    fields = unpack(MANIFEST.encode()[4:])
+    fields = unpacked(MANIFEST.encode()[4:])
     with pytest.raises(SnapshotDamaged):
         decode_manifest(with_crc(pack(fields | {"version": 2, "features": names})), "42")
 
@@ -113,7 +114,7 @@ def with_crc(body: bytes) -> bytes:
 
 
 def test_a_manifest_of_another_version_is_refused_by_name() -> None:
-    fields = unpack(MANIFEST.encode()[4:])
+    fields = unpacked(MANIFEST.encode()[4:])
     with pytest.raises(UnknownVersion, match="snapshot 42 has format version 3"):
         decode_manifest(with_crc(pack(fields | {"version": 3})), "42")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, assert_type
+from typing import assert_type
 
 from quire.log import (
     Bounds,
@@ -15,6 +15,7 @@ from quire.log import (
     MemoryDirectory,
     Record,
     StoredRecord,
+    Value,
     ValueStream,
     pack,
     stored_records,
@@ -50,7 +51,7 @@ def reading(log: Log) -> None:
     assert_type(record, StoredRecord)
     assert_type(record.index, int)
     assert_type(record.headers, Mapping[str, str] | None)
-    assert_type(record.value, Any)
+    assert_type(record.value, Value)
     assert_type(log.reader.value_stream(1), ValueStream)
     frame = log.reader.frame(0)
     assert_type(frame, Frame)
@@ -64,4 +65,4 @@ def reading(log: Log) -> None:
 def values() -> None:
     """Values as msgpack."""
     assert_type(pack({"key": [1, 2.5, None, b"bytes"]}), bytes)
-    assert_type(unpack(b"\xc0"), Any)
+    assert_type(unpack(b"\xc0"), object)

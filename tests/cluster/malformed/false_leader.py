@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from aiohttp import web
 from crc32c import crc32c
 
-from quire.log import pack, unpack
+from quire.log import pack
 from quire.replication.core.messages import Ack, Heartbeat, Open, OpenAnswer, OpenVerb, Promise
 from quire.replication.net.hello import PeerInfo
 from quire.replication.net.wire import ANSWER, decode_stream, encode, to_messages
@@ -22,6 +22,7 @@ from tests.cluster.malformed.peers import View, answer_examples, changes_of, com
 from tests.cluster.malformed.stranger import DEADLINE_S, Line
 from tests.cluster.malformed.trial import Trial
 from tests.cluster.running import RunningNode
+from tests.packed import unpacked
 
 AHEAD = 10
 CRC_BYTES = 4
@@ -140,7 +141,7 @@ class FalseLeader:
         others' logs would contradict it.
         """
         path = await self._snapshot_of(node_id)
-        manifest = unpack((path / MANIFEST_NAME).read_bytes()[4:])
+        manifest = unpacked((path / MANIFEST_NAME).read_bytes()[4:])
         chunks = [(path / chunk_name(number)).read_bytes()[::-1] for number in range(len(manifest["chunks"]))]
 
         def plan(view: View, chance: random.Random) -> list[tuple[str, Changed]]:
@@ -175,7 +176,7 @@ class FalseLeader:
         try:
             line = Line(socket)
             while (message := await line.hear()) is not None:
-                number = unpack(message.data)[1]
+                number = unpacked(message.data)[1]
                 data = served.manifest if number is None else served.chunks[number % len(served.chunks)]
                 changed = served.head if number is None else None
                 await socket.send_bytes(pack([len(data)]) if changed is None else changed)

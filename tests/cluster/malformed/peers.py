@@ -17,7 +17,6 @@ from quire.log import (
     encode_records,
     encode_system,
     pack,
-    unpack,
 )
 from quire.replication.core.messages import (
     Ack,
@@ -47,6 +46,7 @@ from quire.replication.net.hello import PeerInfo
 from quire.replication.net.wire import ANSWER, FRAMES, SHIPMENT, encode
 from tests.cluster.malformed.changed import Changed, changes_of_bytes, changes_of_row
 from tests.cluster.running import RunningNode
+from tests.packed import unpacked
 
 CONTROL_ROWS: tuple[list[Any], ...] = ([1, 5, 1, 1], [2, 5], [3, 5, 1, 1, 1, [[2, 5]]], [4, 2, False, True])
 """Of each kind of message of the control plane (`control/envelope.py`)."""
@@ -152,10 +152,10 @@ def answer_examples(view: View) -> list[OpenAnswer]:
 
 def changes_of(message: PeerMessage | StreamMessage, chance: random.Random) -> Iterator[Changed]:
     """Each change of each field; where a field has bytes of another codec, of that codec's fields, too."""
-    row = unpack(encode(message))
+    row = unpacked(encode(message))
     yield from changes_of_row(row, names_of(type(message)), chance)
     if isinstance(message, ControlMessage):
-        for change in changes_of_row(unpack(message.data), [(f"{n}", []) for n in range(1, 7)], chance):
+        for change in changes_of_row(unpacked(message.data), [(f"{n}", []) for n in range(1, 7)], chance):
             yield Changed(f"data.{change.where}", change.how, encode(ControlMessage(change.data or b"\0")))
 
 
