@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quire.cluster.node.status import node_status
 from quire.cluster.serve.collector import FULL_EVERY, PAUSE_S
 from quire.log import pack
 from quire.replication.address import host_and_port
@@ -139,7 +138,7 @@ def large_state(cluster: Cluster) -> str:
 def level(cluster: Cluster, node: Node) -> None:
     """Wait until a node has applied all that the leader has."""
     end = cluster.elected().status()["highest_index"]
-    cluster.wait_until(f"{node.node_id} is level", lambda: node_status(node)["applied_index"] >= end)
+    cluster.wait_until(f"{node.node_id} is level", lambda: node.status()["applied_index"] >= end)
 
 
 def truncation(cluster: Cluster) -> str:
