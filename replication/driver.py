@@ -17,6 +17,7 @@ from .coalesce import OwnerT, Write
 from .core import Core, Reason, actions, events
 from .core.changing import NotLeading
 from .core.messages import (
+    Ack,
     HeartbeatEcho,
     PositionReport,
     Promise,
@@ -71,7 +72,7 @@ class Driver(Generic[OwnerT]):
         self._stopped = False
         self._events: deque[events.Event] = deque()
         self._proposed: list[Write[OwnerT]] = []
-        self._append_results: deque[actions.AppendResult] = deque()
+        self._append_results: deque[events.AppendResult] = deque()
         self._stepping = False
         self._expiry_begins = False
         self._begin_expiry: Callable[[], Expiry | None] = lambda: None
@@ -197,7 +198,7 @@ class Driver(Generic[OwnerT]):
             result = self._append_results.popleft()
             self.carry_out_step(result, self.core.append_done(result, self._device.now(), self._device.clock()))
 
-    def carry_out_step(self, cause: events.Event | actions.AppendResult, step: list[actions.Action]) -> None:
+    def carry_out_step(self, cause: events.Event | events.AppendResult, step: list[actions.Action]) -> None:
         """The actions of one step of the core. Subclasses check the core after each step here."""
         for action in step:
             self._carry_out(action)
@@ -299,8 +300,9 @@ class Driver(Generic[OwnerT]):
                 streams.dial_stream(action)
             case actions.SendOpen(stream_id, opening):
                 streams.send_up(stream_id, opening)
-            case actions.SendAck(stream_id):
-                streams.send_up(stream_id, action.to_ack(self._ports.machine.applied_index, self._ports.machine.digest))
+            case actions.SendAck(stream_id, durable, plain):
+                machine = self._ports.machine
+                streams.send_up(stream_id, Ack(durable, plain, machine.applied_index, machine.digest))
             case actions.SendCrcMismatch(stream_id, differs):
                 streams.send_up(stream_id, differs)
             case actions.AnswerOpen(stream_id, answer):
@@ -382,9 +384,9 @@ class Driver(Generic[OwnerT]):
         try:
             index = self._disk.append_system(epoch, time, value)
         except NoRoom:
-            result = actions.AppendResult(is_made=False, refused=Reason.DISK_FULL, is_system=True)
+            result = events.AppendResult(is_made=False, refused=Reason.DISK_FULL, is_system=True)
         else:
-            result = actions.AppendResult(is_system=True, index=index)
+            result = events.AppendResult(is_system=True, index=index)
         self._append_results.append(result)
 
     def _append_frames(self, stream_id: int, raw: bytes) -> None:
@@ -393,11 +395,11 @@ class Driver(Generic[OwnerT]):
         except (LogReadOnly, LogClosed):
             raise
         except NoRoom as error:
-            result = actions.AppendResult(stream_id, is_made=False, refused=Reason.DISK_FULL, error=str(error))
+            result = events.AppendResult(stream_id, is_made=False, refused=Reason.DISK_FULL, error=str(error))
         except LogError as error:  # A peer's fault: bytes that are no frames, or do not follow.
-            result = actions.AppendResult(stream_id, is_made=False, error=str(error))
+            result = events.AppendResult(stream_id, is_made=False, error=str(error))
         else:
-            result = actions.AppendResult(stream_id)
+            result = events.AppendResult(stream_id)
         self._append_results.append(result)
 
     def _append_writes(self, epoch: int, time: int, writes: tuple[Write[OwnerT], ...]) -> None:
@@ -407,7 +409,7 @@ class Driver(Generic[OwnerT]):
         for write, reason in appended.rejected:
             self._ports.writes.rejected(write, reason)
         refused = Reason.DISK_FULL if appended.disk_full else None
-        self._append_results.append(actions.AppendResult(refused=refused))
+        self._append_results.append(events.AppendResult(refused=refused))
 
     def _flush(self) -> None:
         flush = self._disk.log.begin_flush()

@@ -68,7 +68,7 @@ class CheckedDriver(Driver[OwnerT]):
         super().__init__(core, disk, links, streams, device)
         self._invariants = Invariants()
 
-    def carry_out_step(self, cause: events.Event | actions.AppendResult, step: list[actions.Action]) -> None:
+    def carry_out_step(self, cause: events.Event | events.AppendResult, step: list[actions.Action]) -> None:
         """The actions of one step of the core, and the check."""
         super().carry_out_step(cause, step)
         if self.core.halted is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from quire.log import Frame
-from quire.replication.core import Promise, actions, events
+from quire.replication.core import Promise, events
 from quire.replication.core.messages import Ack, Heartbeat, HeartbeatEcho, PeerMessage, VoteAnswer
 from quire.sm import Applied, Manifest
 
@@ -275,7 +275,7 @@ class Checks:
 
     # After a step
 
-    def stepped(self, node: "Node", event: events.Event | actions.AppendResult) -> None:
+    def stepped(self, node: "Node", event: events.Event | events.AppendResult) -> None:
         """Check a node after a step of its core: an event, or the result of an append."""
         self.counts.steps += 1
         process, seen = node.running, self.of(node)
@@ -300,11 +300,11 @@ class Checks:
             self._members(node)
         seen.promised_epoch = core.promise.epoch
 
-    def _stamped(self, node: "Node", event: events.Event | actions.AppendResult) -> None:
+    def _stamped(self, node: "Node", event: events.Event | events.AppendResult) -> None:
         """Rule 5: what a leader appends has the time of a majority's clocks, known to within an election timeout."""
         process, reached = node.running, self._reached
         reached.note(node.node_id, node.clocks.clock())
-        if isinstance(event, actions.AppendResult) and not event.stream_id and event.is_made:
+        if isinstance(event, events.AppendResult) and not event.stream_id and event.is_made:
             time = reached.time(voter.node_id for voter in process.core.members.voters())
             if process.log.tail.timestamp > time + node.form.core.election_timeout_us:
                 raise Violation("rule 5: a timestamp is a majority's time", node.node_id, process.log.tail, time)

@@ -256,7 +256,7 @@ class Node:
         if self.process is not None and not self.halt_reason:
             self.process.driver.step(event)
 
-    def _watched(self, event: events.Event | actions.AppendResult) -> None:
+    def _watched(self, event: events.Event | events.AppendResult) -> None:
         process = self.running
         process.invariants.check(process.core)
         self.checks.stepped(self, event)

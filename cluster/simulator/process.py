@@ -74,9 +74,9 @@ class Proposer(Waiter, Protocol):
 class WatchedDriver(Driver[Proposer]):
     """A driver that runs the checks after each step of its core."""
 
-    watch: Callable[[events.Event | actions.AppendResult], None]
+    watch: Callable[[events.Event | events.AppendResult], None]
 
-    def carry_out_step(self, cause: events.Event | actions.AppendResult, step: list[actions.Action]) -> None:
+    def carry_out_step(self, cause: events.Event | events.AppendResult, step: list[actions.Action]) -> None:
         """Carry out one step, then check the node, even if the log failed."""
         try:
             super().carry_out_step(cause, step)

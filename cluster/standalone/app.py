@@ -13,11 +13,11 @@ from aiohttp import web
 from quire.log import Kind, Log, Record, Spool, StoredRecord, ValueStream, blob_head
 
 from ..errors import BodyTimeout, LimitExceeded, Malformed, WrongIndex
+from ..http.admission.admission import ADMISSION, Admission
 from ..http.admission.browsers import BrowserGuard
 from ..http.admission.concurrency import ConcurrencyLimit
 from ..http.admission.connections import ConnectionLimit, abort
 from ..http.admission.slow_callers import STALL_TIMEOUT_S, BodyPace
-from ..http.admission.admission import ADMISSION, Admission
 from ..http.app import errors_as_problems, set_headers_of_all
 from ..http.bodies import JSON, OCTETS, answer, content_type_of, decode_records, read_body
 from ..http.request import REQUEST_ID, integer_of, parameters_of, parse_integer

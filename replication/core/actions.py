@@ -6,7 +6,7 @@ from typing import Any
 from .changing import Outcome
 from .events import Reason, Request
 from .members import Members
-from .messages import Ack, CoreMessage, CrcMismatch, Open, OpenAnswer, Promise, Snapshot
+from .messages import CoreMessage, CrcMismatch, Open, OpenAnswer, Promise, Snapshot
 from .status import NodeRole
 
 # Disk: carried out one at a time, in the order asked; only appends may run during a flush or an expiry (rule 2). The
@@ -48,23 +48,6 @@ class AppendFrames:
 
     stream_id: int
     raw: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class AppendResult:
-    """The result of an append. It waits for nothing, so it is not an event: the driver passes it to `Core.append_done`.
-
-    `is_made`: something is in the file, not yet on disk. `refused`: why a leader's own append was not made, or only in
-    part. `error`: why a leader's frames were not appended here; `refused` says DISK_FULL for them, too. `stream_id` is
-    0 for a leader's own append, `is_system` says whether that was a system record, and `index` is that record's.
-    """
-
-    stream_id: int = 0
-    is_made: bool = True
-    refused: Reason | None = None
-    error: str = ""
-    is_system: bool = False
-    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +134,6 @@ class SendAck:
     stream_id: int
     durable_index: int
     plain_durable_index: int
-
-    def to_ack(self, applied_index: int, digest: bytes) -> Ack:
-        """The message, with the machine's position."""
-        return Ack(self.durable_index, self.plain_durable_index, applied_index, digest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,9 @@ the next change.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from .members import MAX_MEMBERS, Member, Members, Role
-
-if TYPE_CHECKING:
-    from .state import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,35 +128,43 @@ Outcome = Changed | AlreadyVoter | Refused | Full | Lost
 
 
 class ChangeContext(NamedTuple):
-    """What a leader knows about itself and the node to be promoted. `match_index` is None if it has no stream."""
+    """What a leader knows about itself and the node to be promoted.
+
+    `disk_id` is that node's current disk, None if it has no link. `lag_bytes` is what it lacks, None if it has no
+    stream; `promotable_bytes` is what a new voter may lack.
+    """
 
     serving: bool
     start_index: int | None
+    commit_index: int
+    members: Members
+    members_index: int
     transferring_to: str | None
-    match_index: int | None
+    connected: tuple[str, ...]
+    disk_id: bytes | None
+    lag_bytes: int | None
+    promotable_bytes: int
     is_heard: Callable[[Member], bool]
 
 
-def next_change(state: "State", context: ChangeContext, node_id: str, address: str) -> Members | AlreadyVoter | Refused:
+def next_change(context: ChangeContext, node_id: str, address: str) -> Members | AlreadyVoter | Refused:
     """The members to append next so that a node becomes a voter with its current disk, or why there are none."""
     if not context.serving:
-        return NotServing(context.start_index or 0, state.commit_index)
-    if (members_index := state.log.members_index or 0) >= state.commit_index:
-        return ChangeUnderWay(members_index, state.commit_index)
+        return NotServing(context.start_index or 0, context.commit_index)
+    if context.members_index >= context.commit_index:
+        return ChangeUnderWay(context.members_index, context.commit_index)
     if context.transferring_to is not None:
         return TransferUnderWay(context.transferring_to)
-    disk_id = state.me.disk_id if node_id == state.me.node_id else state.links.get(node_id)
+    disk_id = context.disk_id
     if disk_id is None:
-        return NotConnected(tuple(sorted(state.links)))
-    members = state.members
-    if members.is_voter(node_id, disk_id):
+        return NotConnected(context.connected)
+    if context.members.is_voter(node_id, disk_id):
         return AlreadyVoter()
-    if context.match_index is None:
+    if context.lag_bytes is None:
         return NotFollowing()
-    lag_bytes = state.log.bytes_from(context.match_index)
-    if lag_bytes > state.options.promotable_bytes:
-        return Behind(lag_bytes, state.options.promotable_bytes)
-    return _admissible(_after(members, Member(node_id, disk_id, address, Role.VOTER)), context)
+    if context.lag_bytes > context.promotable_bytes:
+        return Behind(context.lag_bytes, context.promotable_bytes)
+    return _admissible(_after(context.members, Member(node_id, disk_id, address, Role.VOTER)), context)
 
 
 def _after(members: Members, new: Member) -> tuple[Member, ...]:

@@ -21,16 +21,7 @@ from .election import Candidate, answer_pre_vote, refusal
 from .following import Following, log_changed
 from .leading import Leading, refuse_not_leading
 from .members import Members
-from .messages import (
-    Campaign,
-    Heartbeat,
-    HeartbeatEcho,
-    PreVote,
-    PreVoteAnswer,
-    Promise,
-    VoteAnswer,
-    VoteRequest,
-)
+from .messages import Campaign, Heartbeat, HeartbeatEcho, PreVote, PreVoteAnswer, Promise, VoteAnswer, VoteRequest
 from .state import State
 from .status import NodeRole, Status
 from .writer import FollowLeader, HandleVote, InstallSnapshot, ReachOut, TruncateLog, WriteFrames, Writer
@@ -43,7 +34,7 @@ class Core:
         self.state = state
         self.writer = Writer()
         self.candidate = Candidate(state)
-        self._reaching = Reaching(state)
+        self._reaching = Reaching(state, state.options.election_timeout_us)
         self.leading: Leading | None = None
         self.following: Following | None = None
         self._storing_vote: HandleVote | None = None  # Answered when its promise is on disk.
@@ -67,7 +58,7 @@ class Core:
             self._advance()
         return self._end_step()
 
-    def append_done(self, result: actions.AppendResult, now: int, clock: int) -> list[actions.Action]:
+    def append_done(self, result: events.AppendResult, now: int, clock: int) -> list[actions.Action]:
         """Take the result of an append action, as a step of its own; return what to do, in order.
 
         Call this after the other actions of the append's step, before any event.
@@ -139,8 +130,7 @@ class Core:
                 self._step_down(reason)
                 self.state.halted = reason
             case events.Measured():
-                self.state.fitness.measured(self.state, event)
-                self.state.applied_index, self.state.features = event.applied_index, event.features
+                self.state.measured(event)
             case events.Tick():
                 self._tick()
             case _:
@@ -169,10 +159,11 @@ class Core:
             self.leading.send_heartbeats()
 
     def _tick(self) -> None:
-        self._ticked_at = self.state.now
+        state, hangs = self.state, self._disk_hangs
+        self._ticked_at = state.now
         stuck_us = self.leading.stuck_us if self.leading else None
-        if self.state.fitness.tick(self.state, disk_hangs=self._disk_hangs, stuck_us=stuck_us):
-            self.state.act(actions.ProbeRoom())
+        if state.fitness.tick(state, commit_index=state.commit_index, disk_hangs=hangs, stuck_us=stuck_us):
+            state.act(actions.ProbeRoom())
         if self.following:
             self.following.tick()
             self._report_role(f"the leader {self.following.leader.candidate} was not heard for an election timeout")
@@ -229,7 +220,7 @@ class Core:
             return True
         state.refused[why] += 1
         is_far = why is Refusal.OUT_OF_REACH and not self.writer.has_job(ReachOut)
-        if is_far and self._reaching.is_due(event, self.live_promise, self.leading):
+        if is_far and self._reaching.is_due(event, self.live_promise, self.leading.began if self.leading else None):
             self.writer.submit(ReachOut(event.node_id, highest_epoch(event.message)))
         return False
 
@@ -339,8 +330,9 @@ class Core:
             case _:
                 assert_never(event)
 
-    def _appended(self, result: actions.AppendResult) -> None:
-        self.state.fitness.appended(self.state, result)
+    def _appended(self, result: events.AppendResult) -> None:
+        if result.refused is not None:
+            self.state.fitness.append_refused(self.state, result)
         if result.is_made:
             self.writer.appended()
         if result.stream_id:

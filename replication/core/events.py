@@ -268,6 +268,23 @@ class Installed:
 
 
 @dataclass(frozen=True, slots=True)
+class AppendResult:
+    """The result of an append. It waits for nothing, so it is no `Event`: the driver passes it to `Core.append_done`.
+
+    `is_made`: something is in the file, not yet on disk. `refused`: why a leader's own append was not made, or only in
+    part. `error`: why a leader's frames were not appended here; `refused` says DISK_FULL for them, too. `stream_id` is
+    0 for a leader's own append, `is_system` says whether that was a system record, and `index` is that record's.
+    """
+
+    stream_id: int = 0
+    is_made: bool = True
+    refused: Reason | None = None
+    error: str = ""
+    is_system: bool = False
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Flushed:
     """A `Flush` succeeded: everything written before it began is durable."""
 

@@ -166,7 +166,7 @@ class Leading:
         self._appending_bytes += size
         self.state.act(actions.AppendRequests(self.promise.epoch, self.state.majority_clock, tuple(batch)))
 
-    def appended(self, result: actions.AppendResult) -> None:
+    def appended(self, result: events.AppendResult) -> None:
         """The append of `start` or `append_waiting` is in the file, as far as the log accepted it.
 
         After a full disk or a wrong expected index there may be nothing in the file. Then its bytes must not count as
@@ -364,7 +364,7 @@ class Leading:
             connected = tuple(sorted(state.links.keys() - {asked.node_id}))  # As it will be once they are committed.
             state.act(actions.ChangeEnded(asked.ask_id, NotConnected(connected, tuple(sorted(lacking)))))
             return
-        answer = next_change(state, self._change_context(asked.node_id), asked.node_id, asked.address)
+        answer = next_change(self._change_context(asked.node_id), asked.node_id, asked.address)
         if not isinstance(answer, Members):
             state.act(actions.ChangeEnded(asked.ask_id, answer))
             return
@@ -373,11 +373,19 @@ class Leading:
         state.act(actions.AppendSystem(self.promise.epoch, state.majority_clock, record))
 
     def _change_context(self, node_id: str) -> ChangeContext:
+        state = self.state
+        match_index = self.downstreams.match_index(node_id, state.links.get(node_id))
         return ChangeContext(
             serving=self.serving,
             start_index=self.start_index,
+            commit_index=state.commit_index,
+            members=state.members,
+            members_index=state.log.members_index or 0,
             transferring_to=self.handover.target,
-            match_index=self.downstreams.match_index(node_id, self.state.links.get(node_id)),
+            connected=tuple(sorted(state.links)),
+            disk_id=state.me.disk_id if node_id == state.me.node_id else state.links.get(node_id),
+            lag_bytes=None if match_index is None else state.log.bytes_from(match_index),
+            promotable_bytes=state.options.promotable_bytes,
             is_heard=self._is_heard(),
         )
 

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 from ..errors import ReplicationError
 from .actions import Action, Alarm, AppendFrames, AppendRequests, AppendSystem, Apply, Halt, RoleChanged
 from .belief import Refusal
+from .events import Measured
 from .fitness import Fitness
 from .members import Identity, Member, Members
 from .messages import Last, Promise
@@ -192,7 +193,7 @@ class State:
     now: int = 0
     clock: int = 0
     away: int = 0
-    fitness: Fitness = field(default_factory=Fitness)
+    fitness: Fitness = field(init=False)
     members: Members = field(init=False)
     clocks: VoterClocks = field(init=False)
     links: dict[str, bytes] = field(default_factory=dict)
@@ -212,6 +213,7 @@ class State:
         self.backlog = Backlog(self.commit_index, is_known=False)
         self.members = self.log.members
         self.clocks = VoterClocks(self.me, self.options.election_timeout_us)
+        self.fitness = Fitness(self.options.election_timeout_us)
 
     def is_me(self, member: Member) -> bool:
         """Whether a member is this node, on this disk."""
@@ -281,6 +283,11 @@ class State:
     def commit(self, index: int) -> None:
         """Raise commit_index; it never falls."""
         self.commit_index = max(self.commit_index, index)
+
+    def measured(self, event: Measured) -> None:
+        """Take what the driver measured, to be judged at the next tick."""
+        self.fitness.measured(self, event, to_apply=self.reported_apply, backlog_end=self.backlog.end_index)
+        self.applied_index, self.features = event.applied_index, event.features
 
     def backlog_ends(self, index: int) -> None:
         """A serving leader has this commit_index: everything that was committed before is below it.

@@ -30,7 +30,8 @@ def core_limits(cluster: RunningCluster, **limits: int) -> Generator[None, None,
 
 def forget_fault(cluster: RunningCluster) -> None:
     """The leader is fit as if it had been for long; by itself it waits for two election timeouts and more."""
-    replica_of(cluster).core.state.fitness = Fitness()
+    state = replica_of(cluster).core.state
+    state.fitness = Fitness(state.options.election_timeout_us)
 
 
 @contextmanager

@@ -30,17 +30,17 @@ def truncated(disk: Disk, stream_id: int, index: int) -> events.Truncated | even
     return events.Truncated(stream_id, index)
 
 
-def refusal_of(action: actions.Action, *, reserve: bool) -> actions.AppendResult | None:
+def refusal_of(action: actions.Action, *, reserve: bool) -> events.AppendResult | None:
     """What comes of an append on a full disk; None if it is none. `reserve`: there is room for system records."""
     match action:
         case actions.AppendRequests():
-            return actions.AppendResult(is_made=False, refused=Reason.DISK_FULL)
+            return events.AppendResult(is_made=False, refused=Reason.DISK_FULL)
         case actions.AppendFrames(_, raw) if reserve and all(f.header.kind == Kind.SYSTEM for f in walk_frames(raw)):
             return None
         case actions.AppendFrames(stream_id):
-            return actions.AppendResult(stream_id, is_made=False, refused=Reason.DISK_FULL, error="full")
+            return events.AppendResult(stream_id, is_made=False, refused=Reason.DISK_FULL, error="full")
         case actions.AppendSystem() if not reserve:
-            return actions.AppendResult(is_made=False, refused=Reason.DISK_FULL, is_system=True)
+            return events.AppendResult(is_made=False, refused=Reason.DISK_FULL, is_system=True)
         case _:
             return None
 

@@ -149,7 +149,7 @@ def test_a_follower_whose_disk_is_full_is_unfit_and_its_own_system_records_show_
     assert level(world["n2"]) is Level.NO_ROOM
 
     assert world["n2"].core is not None
-    world["n2"].append_done(actions.AppendResult(is_system=True))
+    world["n2"].append_done(events.AppendResult(is_system=True))
     world.run_for(3 * TIMEOUT_S)
 
     assert level(world["n2"]) is Level.NO_ROOM

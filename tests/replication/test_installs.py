@@ -250,7 +250,7 @@ def test_a_full_follower_that_needs_a_snapshot_opens_once_in_four_election_timeo
     world = behind()
     node, _ = fetching(world)
     node.disk_full = True
-    node.append_done(actions.AppendResult(1, is_made=False, refused=Reason.DISK_FULL, error="says the test"))
+    node.append_done(events.AppendResult(1, is_made=False, refused=Reason.DISK_FULL, error="says the test"))
     opened: list[Open] = []
 
     def opening(sent: Open) -> Open:

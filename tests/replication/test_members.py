@@ -527,7 +527,7 @@ def test_as_many_members_as_may_be_and_not_one_more(count: int) -> None:
     idle = [Member(f"o{number}", bytes(16), "o:1", Role.OBSERVER) for number in range(count - 1)]
     members = Members((*world.members.members, *idle))
     leader.running.append_system(leader.state.promise.epoch, 0, {"type": "members", "members": members.to_record()})
-    leader.append_done(actions.AppendResult())
+    leader.append_done(events.AppendResult())
     caught_up(world, leader)
     assert len(leader.state.members.members) == count
 
@@ -545,7 +545,7 @@ def test_a_change_that_finds_no_room_is_not_made() -> None:
     told = core.handle(events.PromoteRequested(7, "n3", "n3:1"), world.now, world.clock())
     assert [type(action) for action in told if isinstance(action, actions.AppendSystem)] == [actions.AppendSystem]
 
-    told = core.append_done(actions.AppendResult(is_made=False, refused=Reason.DISK_FULL), world.now, world.clock())
+    told = core.append_done(events.AppendResult(is_made=False, refused=Reason.DISK_FULL), world.now, world.clock())
 
     assert [action.outcome for action in told if isinstance(action, actions.ChangeEnded)] == [Full()]
     assert voters_of(world["n1"]) == ["n1", "n2"]

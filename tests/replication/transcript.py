@@ -206,7 +206,7 @@ class Transcript:
         handler(*words)
         return self.lines
 
-    def _record(self, node: SimNode, event: Event | actions.AppendResult, taken: list[actions.Action]) -> None:
+    def _record(self, node: SimNode, event: Event | events.AppendResult, taken: list[actions.Action]) -> None:
         at = (self.world.now - self._began) / MILLISECOND
         if isinstance(event, events.TransferRequested):
             self.lines.append(f"{at:7.1f} {node.node_id}: an operator asks for a transfer to {event.target}")

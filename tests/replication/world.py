@@ -203,7 +203,7 @@ class SimNode:
             )
         )
         self.invariants, self.halted, self.apply_to = Invariants(), None, 0
-        self._append_results: list[actions.AppendResult] = []
+        self._append_results: list[events.AppendResult] = []
         self.step(events.Nominated(self.nominated))
         self.world.later(TICK_US, self._tick, self.incarnation)
         self.world.link_all()
@@ -247,13 +247,13 @@ class SimNode:
         while self._append_results:
             self.append_done(self._append_results.pop(0))
 
-    def append_done(self, result: actions.AppendResult) -> None:
+    def append_done(self, result: events.AppendResult) -> None:
         """A step of the core by the result of an append."""
         if self.core is not None:
             clock = self.world.clock(self.node_id)
             self._carry_out_step(result, self.core.append_done(result, self.world.now, clock))
 
-    def _carry_out_step(self, cause: events.Event | actions.AppendResult, taken: list[actions.Action]) -> None:
+    def _carry_out_step(self, cause: events.Event | events.AppendResult, taken: list[actions.Action]) -> None:
         self.world.watch(self, cause, taken)
         for action in taken:
             self._carry_out(action)
@@ -292,17 +292,17 @@ class SimNode:
         match action:
             case actions.AppendRequests(epoch, time, writes):
                 self.running.append_writes(epoch, time, writes)  # type: ignore[arg-type]
-                self._append_results.append(actions.AppendResult())
+                self._append_results.append(events.AppendResult())
             case actions.AppendSystem(epoch, time, value):
                 index = self.running.append_system(epoch, time, value)
-                self._append_results.append(actions.AppendResult(is_system=True, index=index))
+                self._append_results.append(events.AppendResult(is_system=True, index=index))
             case actions.AppendFrames(stream_id, raw):
                 try:
                     self.running.append_frames(raw)
                 except FrameInvalid as error:
-                    result = actions.AppendResult(stream_id, is_made=False, error=str(error))
+                    result = events.AppendResult(stream_id, is_made=False, error=str(error))
                 else:
-                    result = actions.AppendResult(stream_id)
+                    result = events.AppendResult(stream_id)
                 self._append_results.append(result)
             case actions.Truncate(stream_id, index):
                 outcome = truncated(self.running, stream_id, index)
@@ -385,9 +385,9 @@ class SimNode:
                 world.dial(self, stream_id, leader_id)
             case actions.SendOpen(stream_id, opening):
                 world.stream_send(self, stream_id, world.opening(opening))
-            case actions.SendAck(stream_id):
-                world.stream_send(self, stream_id, encode(action.to_ack(self.apply_to, bytes(16))))
-                self.acked.append((stream_id, action.durable_index))
+            case actions.SendAck(stream_id, durable, plain):
+                world.stream_send(self, stream_id, encode(Ack(durable, plain, self.apply_to, bytes(16))))
+                self.acked.append((stream_id, durable))
             case actions.SendCrcMismatch(stream_id, differs):
                 world.stream_send(self, stream_id, encode(differs))
             case actions.AnswerOpen(stream_id, answer):
@@ -426,7 +426,7 @@ class World:
         self._stream_ids = count(1_000)
         self._silent: set[tuple[str, int]] = set()
         self.nodes = {node: SimNode(self, node) for node in (*node_ids, *observers)}
-        self.watch: Callable[[SimNode, Event | actions.AppendResult, list[actions.Action]], None] = lambda *_: None
+        self.watch: Callable[[SimNode, Event | events.AppendResult, list[actions.Action]], None] = lambda *_: None
         self.opening: Callable[[Open], Open] = lambda opening: opening  # What of an opening reaches the leader.
         self.delay_us: Callable[[str, str], int] = lambda source, target: MESSAGE_US
 

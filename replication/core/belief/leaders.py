@@ -6,17 +6,50 @@ with the leader it knows, and the other gets neither an echo nor an ack. Check q
 a majority refuses.
 """
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import Protocol
 
 from ..messages import NO_PROMISE, Promise
 from .epochs import Refusal
 
-if TYPE_CHECKING:
-    from ..following import Following
-    from ..state import State
+
+class Records(Protocol):
+    """The log of the node that judges."""
+
+    @property
+    def last_epoch(self) -> int:
+        """Epoch of the last frame, 0 if there is none."""
+        ...
 
 
-def refuses(state: "State", own: Promise | None, following: "Following | None", claimed: Promise) -> bool:
+class Judge(Protocol):
+    """The node that judges: its log, its promise on disk, and where refusals are counted and reported."""
+
+    stored_promise: Promise
+    refused: Counter[Refusal]
+
+    @property
+    def log(self) -> Records:
+        """This node's log."""
+        ...
+
+    def alarm(self, subject: str, text: str) -> None:
+        """Raise a lasting alarm."""
+        ...
+
+
+class Followed(Protocol):
+    """The leader that a node follows."""
+
+    leader: Promise
+
+    @property
+    def hears_leader(self) -> bool:
+        """Whether it was heard lately."""
+        ...
+
+
+def refuses(state: Judge, own: Promise | None, following: Followed | None, claimed: Promise) -> bool:
     """Whether this node knows another leader of the epoch than `claimed`. `own`: this node leads under that promise.
 
     It does if it leads or follows another in that epoch, or has records of it and its stored promise is another's. A

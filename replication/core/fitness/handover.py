@@ -17,16 +17,14 @@ it last handed over, or if it cannot serve at all.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ..actions import Send, TransferEnded
+from ..downstreams import Downstreams
+from ..members import Member
 from ..messages import Campaign, Promise
+from ..state import State
 from .levels import Level
-
-if TYPE_CHECKING:
-    from ..downstreams import Downstreams
-    from ..members import Member
-    from ..state import State
 
 HELD_TIMEOUTS = 2  # How long a voter must have been fitter; also what a transfer to it may take.
 PAUSE_TIMEOUTS = 10
@@ -64,10 +62,10 @@ class Handover:
 
     def __init__(
         self,
-        state: "State",
+        state: State,
         promise: Promise,
-        downstreams: "Downstreams",
-        heard: Callable[[], Callable[["Member"], bool]],
+        downstreams: Downstreams,
+        heard: Callable[[], Callable[[Member], bool]],
     ) -> None:
         """`heard` returns a function that says whether a member was heard in the last election timeout."""
         self._state = state
@@ -98,7 +96,7 @@ class Handover:
         if known is None or known.level != level:
             self._levels[(sender, disk_id)] = HeardLevel(level, self._state.now)
 
-    def _level_of(self, voter: "Member") -> int | None:
+    def _level_of(self, voter: Member) -> int | None:
         known = self._levels.get((voter.node_id, voter.disk_id))
         return None if known is None else known.level
 
@@ -121,7 +119,7 @@ class Handover:
             return
         self._transfer = Transfer(target, state.now + state.options.election_timeout_us, is_chosen)
 
-    def _merit(self, voter: "Member") -> tuple[int, int, str]:
+    def _merit(self, voter: Member) -> tuple[int, int, str]:
         return (-(self._level_of(voter) or 0), self._downstreams.durable_on(voter), voter.node_id)
 
     def advance(self) -> None:
@@ -176,8 +174,8 @@ class Handover:
             return
         if fitness.is_stuck and (voters := self._fitter(Level.NO_ROOM)):  # Who has no room would commit nothing either.
             successors = frozenset(voter.node_id for voter in voters)
-            if fitness.may_give_up_stuck(state, successors):
-                fitness.gave_up_stuck(state, successors)
+            if fitness.may_give_up_stuck(state, state.commit_index, successors):
+                fitness.gave_up_stuck(state, state.commit_index, successors)
                 self.gives_up = f"{fitness.reason}, and {max(voters, key=self._merit).node_id} is fitter"
                 return
         if not fitness.could_serve_unstuck and fitness.may_hand_over(state, PAUSE_TIMEOUTS):
@@ -189,18 +187,18 @@ class Handover:
                 until, fittest = state.now + HELD_TIMEOUTS * patience, max(voters, key=self._merit)
                 self._transfer = Transfer(fittest.node_id, until, is_chosen=True, for_fitness=True)
 
-    def _fitter(self, below: int) -> list["Member"]:
+    def _fitter(self, below: int) -> list[Member]:
         """The voters below a level: heard, at theirs for long enough, and not fetching a snapshot."""
         state = self._state
         held_since = state.now - HELD_TIMEOUTS * state.options.election_timeout_us
 
-        def is_fitter(voter: "Member") -> bool:
+        def is_fitter(voter: Member) -> bool:
             known = self._levels.get((voter.node_id, voter.disk_id))
             return known is not None and known.level < below and known.since <= held_since
 
         return [voter for voter in self._others() if is_fitter(voter)]
 
-    def _others(self) -> list["Member"]:
+    def _others(self) -> list[Member]:
         """The other voters that could take over: linked, heard, and not fetching a snapshot."""
         state, is_heard, fetching = self._state, self._heard(), self._downstreams.fetching
         return [
@@ -209,7 +207,7 @@ class Handover:
             if state.is_linked(voter) and is_heard(voter) and voter.node_id not in fetching and not state.is_me(voter)
         ]
 
-    def _lacks_little(self, voter: "Member") -> bool:
+    def _lacks_little(self, voter: Member) -> bool:
         match = self._downstreams.match_index(voter.node_id, voter.disk_id)
         return match is not None and self._state.log.bytes_from(match) <= self._state.options.promotable_bytes
 

@@ -30,13 +30,9 @@ Times count only while this process runs (`State.awake`): a pause of the process
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from ..events import Measured, Reason, RoomProbed
-
-if TYPE_CHECKING:
-    from ..actions import AppendResult
-    from ..state import State
+from ..events import AppendResult, Measured, Reason, RoomProbed
 
 APPLY_TIMEOUTS = 3  # Longer than an election, which delays applying everywhere; short of what callers wait for.
 STUCK_TIMEOUTS = 3
@@ -88,10 +84,26 @@ class Holding:
     calm_since: int | None = None
 
 
+class Moment(Protocol):
+    """The time of a step, by two clocks in microseconds."""
+
+    @property
+    def awake(self) -> int:
+        """By the monotonic clock, without the pauses of this process."""
+        ...
+
+    @property
+    def clock(self) -> int:
+        """By the wall clock."""
+        ...
+
+
 class Fitness:
     """The levels that apply to this node, and how long it holds back after it led while unfit."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience_us: int) -> None:
+        """All bounds are multiples or parts of `patience_us`, an election timeout."""
+        self._patience_us = patience_us
         self._holding: dict[Level, Holding] = {}
         self._unfit_since = 0
         self._changed_clock = 0
@@ -175,178 +187,181 @@ class Fitness:
 
     # Measures
 
-    def measured(self, state: "State", event: Measured) -> None:
-        """Take what the driver measured since the last time."""
-        patience = state.options.election_timeout_us
-        self._note(state, Level.MACHINE_FAILED, event.machine_failed, "its machine has failed")
+    def measured(self, moment: Moment, event: Measured, *, to_apply: int, backlog_end: int) -> None:
+        """Take what the driver measured since the last time.
+
+        All below `to_apply` may be applied; of that, all below `backlog_end` was committed before a start or an
+        install.
+        """
+        patience = self._patience_us
+        self._note(moment, Level.MACHINE_FAILED, event.machine_failed, "its machine has failed")
         if event.machine_failed:
             self._unapplied, self._has_backlog = (0, 0), False
             # It is a consequence of the failure, and its advice does not help then.
             self._holding.pop(Level.APPLY_LAG, None)
-        elif not self._catches_up(state, event.applied_index):
-            self._measure_applying(state, event.applied_index)
+        elif not self._catches_up(moment, event.applied_index, min(backlog_end, to_apply)):
+            self._measure_applying(moment, event.applied_index, to_apply)
         for took_us in event.flushes_us:
             self._flush_us += (min(took_us, patience) - self._flush_us) // FLUSH_WEIGHT
-            self._flushed_at = state.awake
-        if state.awake - self._flushed_at > FLUSH_MEMORY_TIMEOUTS * patience:
+            self._flushed_at = moment.awake
+        if moment.awake - self._flushed_at > FLUSH_MEMORY_TIMEOUTS * patience:
             self._flush_us = 0
         milliseconds = self._flush_us // 1_000
         reason = f"a flush takes {milliseconds} ms on average: the disk is slow"
-        self._compare(state, Level.SLOW_DISK, self._flush_us, patience // 2, reason)
+        self._compare(moment, Level.SLOW_DISK, self._flush_us, patience // 2, reason)
 
-    def _measure_applying(self, state: "State", applied_index: int) -> None:
+    def _measure_applying(self, moment: Moment, applied_index: int, to_apply: int) -> None:
         index, since = self._unapplied
         if applied_index >= index:
             # Records committed meanwhile have waited for less time than those that were just applied.
-            index, since = self._unapplied = state.reported_apply, state.awake
-        waited = state.awake - since if applied_index < index else 0
+            index, since = self._unapplied = to_apply, moment.awake
+        waited = moment.awake - since if applied_index < index else 0
         reason = f"committed records wait to be applied, at {applied_index} for {waited // 1_000} ms"
-        self._compare(state, Level.APPLY_LAG, waited, APPLY_TIMEOUTS * state.options.election_timeout_us, reason)
+        self._compare(moment, Level.APPLY_LAG, waited, APPLY_TIMEOUTS * self._patience_us, reason)
 
-    def _catches_up(self, state: "State", applied_index: int) -> bool:
-        """Whether records are not applied that are here and were committed before a start or an install.
+    def _catches_up(self, moment: Moment, applied_index: int, end: int) -> bool:
+        """Whether records below `end` are not applied: here, and committed before a start or an install.
 
         Once they are applied the level is left at once: the backlog does not return, so the node does not switch back.
         """
-        end = min(state.backlog.end_index, state.reported_apply)
         if applied_index < end:
             count = f"{end - applied_index:,} records"
             reason = f"{count} that were committed before this node started or installed a snapshot are not applied yet"
-            self._note(state, Level.APPLY_LAG, True, reason)
+            self._note(moment, Level.APPLY_LAG, True, reason)
         elif self._has_backlog:
-            self._changed_clock = state.clock
+            self._changed_clock = moment.clock
             del self._holding[Level.APPLY_LAG]
         self._has_backlog = applied_index < end
         return self._has_backlog
 
-    def appended(self, state: "State", result: "AppendResult") -> None:
-        """Take the result of an append. Only a refusal means something: see above."""
+    def append_refused(self, moment: Moment, result: AppendResult) -> None:
+        """Take the result of an append that was refused. Any other says nothing about the room: see above."""
         if result.refused is Reason.DISK_FULL:
             self._has_reserve = self._has_reserve and not result.is_system
             self._refused_frames |= bool(result.stream_id)
-            self._no_room(state)
+            self._no_room(moment)
 
-    def lacked_room(self, state: "State") -> None:
+    def lacked_room(self, moment: Moment) -> None:
         """Note that the disk had no room for the beginning of a log."""
         self._refused_frames = True
-        self._no_room(state)
+        self._no_room(moment)
 
-    def echoed(self, state: "State", leader_level: int) -> Level:
+    def echoed(self, moment: Moment, leader_level: int) -> Level:
         """The level to echo to a leader with that level: at least its NO_ROOM until this disk was probed, too."""
         hears_full, self._hears_full = self._hears_full, leader_level == Level.NO_ROOM
         if self._hears_full and not hears_full:
-            self._has_asked, self._probe_at = False, state.awake
+            self._has_asked, self._probe_at = False, moment.awake
         return max(self.level, Level.NO_ROOM) if self._hears_full and not self._has_asked else self.level
 
-    def room_probed(self, state: "State", event: RoomProbed) -> None:
+    def room_probed(self, moment: Moment, event: RoomProbed) -> None:
         """Take the answer to a `ProbeRoom`."""
         self._has_asked = True
         if event.has_room:
-            self._room_found(state)
+            self._room_found(moment)
         else:
             self._has_reserve = event.has_reserve
-            self._no_room(state)
+            self._no_room(moment)
 
-    def _no_room(self, state: "State") -> None:
+    def _no_room(self, moment: Moment) -> None:
         if not self.holds(Level.NO_ROOM) or self._holding[Level.NO_ROOM].calm_since is not None:
-            self._probe_at = state.awake + PROBE_TIMEOUTS * state.options.election_timeout_us
-        self._note(state, Level.NO_ROOM, True, "the disk of the log is full")
+            self._probe_at = moment.awake + PROBE_TIMEOUTS * self._patience_us
+        self._note(moment, Level.NO_ROOM, True, "the disk of the log is full")
 
-    def _room_found(self, state: "State") -> None:
+    def _room_found(self, moment: Moment) -> None:
         self._has_reserve, self._refused_frames = True, False
-        self._note(state, Level.NO_ROOM, False, "")
+        self._note(moment, Level.NO_ROOM, False, "")
 
-    def tick(self, state: "State", *, disk_hangs: bool, stuck_us: int | None) -> bool:
+    def tick(self, moment: Moment, *, commit_index: int, disk_hangs: bool, stuck_us: int | None) -> bool:
         """Enter levels that depend on time, and leave those whose measure has been good for long enough.
 
         Return whether to probe the disk for room: it may have some again, or the leader's has none. `stuck_us` is for
         how long a leader has committed none of its appended records; None if this node does not lead.
         """
-        patience = state.options.election_timeout_us
-        self._note(state, Level.DISK_HANGS, disk_hangs, "the disk has not answered for an election timeout")
-        self._judge_leading(state, stuck_us)
+        patience = self._patience_us
+        self._note(moment, Level.DISK_HANGS, disk_hangs, "the disk has not answered for an election timeout")
+        self._judge_leading(moment, commit_index, stuck_us)
         for level, holding in list(self._holding.items()):
-            if holding.calm_since is not None and state.awake - holding.calm_since >= CALM_TIMEOUTS * patience:
+            if holding.calm_since is not None and moment.awake - holding.calm_since >= CALM_TIMEOUTS * patience:
                 del self._holding[level]
-                self._changed_clock = state.clock
+                self._changed_clock = moment.clock
         if not self._holding:
             self._hold_offs = self._hold_off_until = 0
-        probes = (self.holds(Level.NO_ROOM) or self._hears_full) and state.awake >= self._probe_at
+        probes = (self.holds(Level.NO_ROOM) or self._hears_full) and moment.awake >= self._probe_at
         if probes:
-            self._probe_at = state.awake + PROBE_TIMEOUTS * patience
+            self._probe_at = moment.awake + PROBE_TIMEOUTS * patience
         return probes
 
-    def _judge_leading(self, state: "State", stuck_us: int | None) -> None:
+    def _judge_leading(self, moment: Moment, commit_index: int, stuck_us: int | None) -> None:
         """A node that was stuck as the leader keeps that level until it hears of a commit: nothing else clears it."""
         if stuck_us is not None:
             reason = "it leads, hears a majority, and commits nothing of what it appends"
-            bound = STUCK_TIMEOUTS * state.options.election_timeout_us
+            bound = STUCK_TIMEOUTS * self._patience_us
             if stuck_us > bound and not self.holds(Level.COMMITS_NOTHING):
-                self._stuck_at = state.commit_index
-            self._compare(state, Level.COMMITS_NOTHING, stuck_us, bound, reason)
-        elif state.commit_index > self._stuck_at:
-            self._note(state, Level.COMMITS_NOTHING, False, "")
+                self._stuck_at = commit_index
+            self._compare(moment, Level.COMMITS_NOTHING, stuck_us, bound, reason)
+        elif commit_index > self._stuck_at:
+            self._note(moment, Level.COMMITS_NOTHING, False, "")
 
-    def _compare(self, state: "State", level: Level, measure: int, bound: int, reason: str) -> None:
+    def _compare(self, moment: Moment, level: Level, measure: int, bound: int, reason: str) -> None:
         if measure > bound:
-            self._note(state, level, True, reason)
+            self._note(moment, level, True, reason)
         elif 2 * measure < bound:
-            self._note(state, level, False, "")
+            self._note(moment, level, False, "")
         elif level in self._holding:
             self._holding[level].calm_since = None
 
-    def _note(self, state: "State", level: Level, is_ill: bool, reason: str) -> None:
+    def _note(self, moment: Moment, level: Level, is_ill: bool, reason: str) -> None:
         holding = self._holding.get(level)
         if is_ill and holding is None:
             if not self._holding:
-                self._unfit_since = state.awake
-            self._holding[level] = Holding(reason, state.awake, state.clock)
+                self._unfit_since = moment.awake
+            self._holding[level] = Holding(reason, moment.awake, moment.clock)
         elif is_ill and holding is not None:
             holding.reason, holding.calm_since = reason, None
         elif holding is not None and holding.calm_since is None:
-            holding.calm_since = state.awake
+            holding.calm_since = moment.awake
 
     # An unfit leadership
 
-    def handed_over(self, state: "State") -> None:
+    def handed_over(self, moment: Moment) -> None:
         """Another node was asked to lead instead of this one."""
-        self._handed_over_at = state.awake
+        self._handed_over_at = moment.awake
 
-    def may_hand_over(self, state: "State", pause_timeouts: int) -> bool:
+    def may_hand_over(self, moment: Moment, pause_timeouts: int) -> bool:
         """Whether an unfit leader may look for another.
 
         Not before it can know whether all nodes became unfit at the same time; and not again too soon, unless its fault
         has persisted or is severe.
         """
-        at, patience = self._handed_over_at, state.options.election_timeout_us
-        if not self._holding or state.awake - self._holding[self.level].since < patience // 2:
+        at, patience = self._handed_over_at, self._patience_us
+        if not self._holding or moment.awake - self._holding[self.level].since < patience // 2:
             return False
         if at is None or self.level >= Level.NO_ROOM or self._unfit_since <= at:
             return True
-        return state.awake - at >= pause_timeouts * patience
+        return moment.awake - at >= pause_timeouts * patience
 
-    def may_give_up_stuck(self, state: "State", successors: frozenset[str]) -> bool:
+    def may_give_up_stuck(self, moment: Moment, commit_index: int, successors: frozenset[str]) -> bool:
         """Whether a stuck leader may step down, for one of these voters.
 
         It may do so once, and again once something was committed or if one of them was not available the last time.
         Otherwise the fault may lie with the others, and epochs must not climb: it retries after a pause, which doubles.
         """
-        if state.commit_index > self._gave_up_at or not successors <= self._gave_up_for:
+        if commit_index > self._gave_up_at or not successors <= self._gave_up_for:
             return True
         pause = GIVE_UP_TIMEOUTS << min(self._give_ups, MAX_DOUBLINGS)
-        return state.awake - self._gave_up_when >= pause * state.options.election_timeout_us
+        return moment.awake - self._gave_up_when >= pause * self._patience_us
 
-    def gave_up_stuck(self, state: "State", successors: frozenset[str]) -> None:
+    def gave_up_stuck(self, moment: Moment, commit_index: int, successors: frozenset[str]) -> None:
         """Note that this stuck leader steps down for one of these voters."""
-        self._give_ups = 0 if state.commit_index > self._gave_up_at else self._give_ups + 1
-        self._gave_up_at, self._gave_up_when, self._gave_up_for = state.commit_index, state.awake, successors
+        self._give_ups = 0 if commit_index > self._gave_up_at else self._give_ups + 1
+        self._gave_up_at, self._gave_up_when, self._gave_up_for = commit_index, moment.awake, successors
 
-    def hold_off(self, state: "State") -> None:
+    def hold_off(self, moment: Moment) -> None:
         """Do not campaign, alone or at a candidate's request, for a while: longer each time until this node is fit."""
         span = HOLD_OFF_TIMEOUTS << min(self._hold_offs, MAX_DOUBLINGS)
-        self._hold_off_until = state.awake + span * state.options.election_timeout_us
+        self._hold_off_until = moment.awake + span * self._patience_us
         self._hold_offs += 1
 
-    def holds_off(self, state: "State") -> bool:
+    def holds_off(self, moment: Moment) -> bool:
         """Whether this node holds back after it led while unfit."""
-        return state.awake < self._hold_off_until
+        return moment.awake < self._hold_off_until
