@@ -1,8 +1,8 @@
-"""Import rules: directions between packages, a core without I/O, simulation kept apart, one wrapper per dependency."""
+"""Import rules: directions between packages and no circles, a core without I/O, simulation apart, one wrapper each."""
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
 from tests.tidy.tree import Finding, Source, Tree
@@ -140,3 +140,44 @@ def one_wrapper_each(tree: Tree) -> Iterator[Finding]:
         for source, line in places:
             if package == "pysyncobj" and not source.path.is_relative_to(CONTROL):
                 yield Finding(source.path, line, f"only {CONTROL} may import pysyncobj")
+
+
+def no_circles(tree: Tree) -> Iterator[Finding]:
+    """No module of a package imports itself through others; what only a type checker imports counts, too.
+
+    So each module can be read, and used in a test, without those that stand above it.
+    """
+    modules = {_module_name(source): source for source in tree.modules if source.folder in PACKAGES}
+    targets = {name: _imported_modules(source, modules) for name, source in modules.items()}
+    reached = {name: _reached_from(name, targets) for name in modules}
+    for name, source in sorted(modules.items()):
+        for target, line in targets[name].items():
+            if name in reached[target]:
+                yield Finding(source.path, line, f"imports {target}, which imports it back, perhaps through others")
+
+
+def _module_name(source: Source) -> str:
+    """The dotted name of a module; a package's `__init__` has the package's."""
+    parts = source.path.with_suffix("").parts
+    return ".".join(["quire", *(parts[:-1] if parts[-1] == "__init__" else parts)])
+
+
+def _imported_modules(source: Source, modules: Mapping[str, Source]) -> dict[str, int]:
+    """The modules of its own package that a module imports, each with the line of the first import."""
+    found: dict[str, int] = {}
+    for line, level, name in imported(source):
+        full = _full_name(source, level, name)
+        target = full if full in modules else full.rpartition(".")[0]
+        if target in modules and modules[target].folder == source.folder:
+            found.setdefault(target, line)
+    return found
+
+
+def _reached_from(name: str, targets: Mapping[str, Mapping[str, int]]) -> set[str]:
+    """The module itself, and every one that it imports, directly or through others."""
+    reached, next_ones = {name}, [name]
+    while next_ones:
+        new = targets[next_ones.pop()].keys() - reached
+        reached |= new
+        next_ones += new
+    return reached

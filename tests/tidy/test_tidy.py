@@ -14,6 +14,7 @@ TOP = Path(__file__).resolve().parents[2]
 
 RULES: dict[str, Rule] = {
     "import directions": imports.directions,
+    "no circles": imports.no_circles,
     "core without io": imports.core_without_io,
     "simulation apart": imports.simulation_apart,
     "one wrapper each": imports.one_wrapper_each,
