@@ -1,7 +1,7 @@
 """Deterministic state machines, and the applier that feeds committed frames to one of them (sm/DESIGN.md)."""
 
-from .applier import Applied, Applier, Execution
-from .boundary import DIGEST_BYTES, EMPTY_DIGEST, LOG_START, Boundary, next_digest
+from .applier import Applied, Applier, Execution, next_digest
+from .boundary import DIGEST_BYTES, EMPTY_DIGEST, LOG_START, Boundary
 from .errors import (
     ApplyFailed,
     CheckFailed,

@@ -2,9 +2,18 @@
 
 A frame's records execute in record order, except those that a session answers (sessions/retries.py): all at once, or in
 steps of as many commands as the caller chooses (`Execution`).
+
+The digest is a hash chain over the applied frames and their replies, equal on equal replicas:
+
+    digest' = blake2b-16( digest 16 | index u64 | crc32c u32 | msgpack([results, refused]) )      little-endian
+
+`index` is the index of the frame's first record. `crc32c` is the frame header's own field, which covers the payload
+and, through `prev_crc32c`, all earlier frames. The digest starts as 16 zero bytes; system frames do not change it.
 """
 
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from hashlib import blake2b
+from struct import Struct
 from typing import Any, NamedTuple
 
 from quire.log import (
@@ -22,7 +31,7 @@ from quire.log import (
     pack,
 )
 
-from .boundary import LOG_START, MAX_EPOCHS, Boundary, next_digest
+from .boundary import DIGEST_BYTES, LOG_START, MAX_EPOCHS, Boundary
 from .errors import (
     FIX_MACHINE,
     REPORT,
@@ -49,6 +58,8 @@ SHORT_REPLY_BYTES = 1 << 20
 ApplyBatch = Callable[[Sequence[Any], Sequence[Context]], list[Any]]
 Runs = Sequence[tuple[int, int, int]]
 UPGRADE = "upgrade this node; until then it replicates and votes, and applies nothing"
+
+_CHAIN_PREFIX = Struct(f"<{DIGEST_BYTES}sQI")
 
 
 class Applied(NamedTuple):
@@ -416,6 +427,14 @@ class Applier:
             except (Exception, SystemExit) as error:
                 raise CommandFailed(position=len(results), reason=reason_of(error)) from error
         return results
+
+
+def next_digest(digest: bytes, index: int, crc32c: int, packed_reply: bytes) -> bytes:
+    """The digest after the frame at `index`; `packed_reply` is its msgpack([results, refused])."""
+    chain = blake2b(_CHAIN_PREFIX.pack(digest, index, crc32c), digest_size=DIGEST_BYTES)
+    # Not joined before: it may have megabytes.
+    chain.update(packed_reply)
+    return chain.digest()
 
 
 def _name(fields: dict[str, Any]) -> str | None:

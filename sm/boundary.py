@@ -1,15 +1,5 @@
-"""A frame boundary as an applier knows it: where it is in the log, and the facts derived from the log below it.
+"""A frame boundary as an applier knows it: where it is in the log, and the facts derived from the log below it."""
 
-The digest is a hash chain over the applied frames and their replies, equal on equal replicas:
-
-    digest' = blake2b-16( digest 16 | index u64 | crc32c u32 | msgpack([results, refused]) )      little-endian
-
-`index` is the index of the frame's first record. `crc32c` is the frame header's own field, which covers the payload
-and, through `prev_crc32c`, all earlier frames. The digest starts as 16 zero bytes; system frames do not change it.
-"""
-
-from hashlib import blake2b
-from struct import Struct
 from typing import Any, NamedTuple
 
 from quire.log import Tail
@@ -17,8 +7,6 @@ from quire.log import Tail
 DIGEST_BYTES = 16
 EMPTY_DIGEST = bytes(DIGEST_BYTES)
 MAX_EPOCHS = 10_000
-
-_PREFIX = Struct(f"<{DIGEST_BYTES}sQI")
 
 
 class Boundary(NamedTuple):
@@ -39,10 +27,3 @@ class Boundary(NamedTuple):
 
 LOG_START = Boundary()
 """The boundary before the log's first frame."""
-
-
-def next_digest(digest: bytes, index: int, crc32c: int, packed_reply: bytes) -> bytes:
-    """The digest after the frame at `index`; `packed_reply` is its msgpack([results, refused])."""
-    chain = blake2b(_PREFIX.pack(digest, index, crc32c), digest_size=DIGEST_BYTES)
-    chain.update(packed_reply)  # Not joined before: it may have megabytes.
-    return chain.digest()

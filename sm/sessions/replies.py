@@ -1,4 +1,4 @@
-"""The replies of one session: the answers to its latest commands, so that retries do not execute again.
+"""The replies of sessions: the answers to the latest commands of each, so that retries do not execute again.
 
     sequence   1 ..    | block_starts[0] ..  .. | tail_start .. | recorded_end ..  .. next_sequence
                dropped | blocks, packed         | tail          | pending: in the frame being applied
@@ -18,9 +18,11 @@ The blocks of a session take at most `session_bytes`: above that the oldest are 
 entirely outside the window. A session's share of a shared sheet is proportional to its commands in it.
 
 Block boundaries and sizes depend on the log alone, and everything is plain data, so a snapshot can hold it unchanged.
+`AllReplies` counts the bytes of all sessions, and keeps them in the order of use.
 """
 
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -262,6 +264,27 @@ class Replies:
         ):
             self.size -= blocks[0].size
             del starts[0], blocks[0]
+
+
+class AllReplies:
+    """The replies of all open sessions: in `replies` by session, the least recently used first. `size`: their bytes."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.replies: OrderedDict[int, Replies] = OrderedDict()
+        # The sessions without a name, in the same order.
+        self._unnamed: OrderedDict[int, None] = OrderedDict()
+
+    def used(self, session: int, timestamp: int) -> None:
+        """The log has a record of this open session, in a frame with this timestamp."""
+        self.replies.move_to_end(session)
+        self.replies[session].used_at = timestamp
+        if session in self._unnamed:
+            self._unnamed.move_to_end(session)
+
+    def grew(self, size: int) -> None:
+        """Account for `size` more bytes of replies."""
+        self.size += size
 
 
 def sheet_of_frame(frame: Frame, packed_reply: bytes) -> bytes:

@@ -34,7 +34,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ..machine import Refused
-from .replies import Replies
+from .replies import AllReplies, Replies
 
 SESSION_CODES = frozenset(("SESSION_FENCED", "SESSION_EXPIRED", "SEQUENCE_GAP", "REPLY_GONE", "SEQUENCE_REUSED"))
 """The codes with which a session refuses a record, which then does not execute."""
@@ -62,7 +62,7 @@ class SessionStatus(NamedTuple):
     sequence: int
 
 
-class Sessions:
+class Sessions(AllReplies):
     """One replica's open sessions and fenced ids. Only the applier changes them, in the order of the log.
 
     The last `session_window` commands of a session can be retried. At most `max_sessions` are open, and as many fenced
@@ -79,6 +79,7 @@ class Sessions:
         sessions_bytes: int = SESSIONS_BYTES,
         session_ttl_s: int = SESSION_TTL_S,
     ) -> None:
+        super().__init__()
         self.session_window = session_window
         self.max_sessions = max_sessions
         self.session_bytes = session_bytes
@@ -87,9 +88,6 @@ class Sessions:
         """After how many seconds a session expires, 0: never."""
         self.expiring_since: int | None = None
         """The timestamp of the record from which on sessions expire; None before. Earlier uses count from then."""
-        self.size = 0  # Bytes of all replies.
-        self.replies: OrderedDict[int, Replies] = OrderedDict()  # By id, the least recently used first.
-        self._unnamed: OrderedDict[int, None] = OrderedDict()  # Those without a name, in the same order.
         self._names: dict[int, str] = {}  # By id; named sessions only.
         self._by_name: dict[str, int] = {}
         self._fenced: OrderedDict[int, int] = OrderedDict()  # Old id to the id that took over.
@@ -178,13 +176,6 @@ class Sessions:
         """When an open session was last used, or from when on its idle time counts: a frame's timestamp."""
         return max(self.replies[session].used_at, self.expiring_since or 0)
 
-    def used(self, session: int, timestamp: int) -> None:
-        """The log has a record of this open session, in a frame with this timestamp."""
-        self.replies.move_to_end(session)
-        self.replies[session].used_at = timestamp
-        if session in self._unnamed:
-            self._unnamed.move_to_end(session)
-
     def find(self, session: int) -> SessionStatus | None:
         """The status of a session, or None if it is not open."""
         replies = self.replies.get(session)
@@ -236,9 +227,8 @@ class Sessions:
         """Restore fenced ids, in the order of `all_fenced`."""
         self._fenced.update(pairs)
 
-    def grew(self, size: int) -> None:
-        """Account for `size` more bytes of replies; make room if there are too many."""
-        self.size += size
+    def make_room(self) -> None:
+        """Drop replies until they take no more than `sessions_bytes`."""
         while self.size > self.sessions_bytes and self._evict(holding=1):
             pass
         if self.size > self.sessions_bytes:
