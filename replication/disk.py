@@ -4,9 +4,9 @@ Appends and truncations are done on return. Flushes and promises wait for the de
 writer's thread.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Generic, NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol
 
 from quire.log import (
     Expiry,
@@ -79,7 +79,7 @@ class SnapshotView(Protocol):
         """The index of a partly fetched snapshot, 0 if there is none."""
         ...
 
-    def members_of(self, members_index: int) -> Sequence[Sequence[Any]] | None:
+    def members_of(self, members_index: int) -> Sequence[object] | None:
         """The rows of the members record at that index, if it is the last one below a whole snapshot."""
         ...
 
@@ -264,7 +264,7 @@ class Disk:
             timestamp=time,
         )
 
-    def append_system(self, epoch: int, time: int, value: dict[str, Any]) -> int:
+    def append_system(self, epoch: int, time: int, value: Mapping[str, object]) -> int:
         """Append one of the core's system records, which may use the room that is reserved from clients' writes.
 
         Return its index.

@@ -6,10 +6,10 @@ in the deterministic world of `tests/sim`. It makes none of the decisions in the
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any, Generic, assert_never, cast
+from typing import Generic, assert_never, cast
 
 from quire.log import Expiry, Flush, LogClosed, LogError, LogReadOnly, NoRoom, ResourcesExhausted, Sync, Tail
 
@@ -380,7 +380,7 @@ class Driver(Generic[OwnerT]):
             case _:
                 assert_never(action)
 
-    def _append_system(self, epoch: int, time: int, value: dict[str, Any]) -> None:
+    def _append_system(self, epoch: int, time: int, value: Mapping[str, object]) -> None:
         try:
             index = self._disk.append_system(epoch, time, value)
         except NoRoom:

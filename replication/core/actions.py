@@ -1,7 +1,7 @@
 """What a core requests from its driver, in order. Each disk action names the event that answers it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from .changing import Outcome
 from .events import Reason, Request
@@ -39,7 +39,7 @@ class AppendSystem:
 
     epoch: int
     time: int
-    value: dict[str, Any]
+    value: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)

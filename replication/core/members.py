@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..address import host_and_port
 
@@ -39,7 +39,7 @@ class Member:
     role: Role
 
 
-def _member(row: Sequence[Any]) -> Member:
+def _member(row: object) -> Member:
     if type(row) is not list or len(row) != 4:
         raise ValueError(f"{row!r} is not a row of node_id, disk_id, address and role")
     node_id, disk_id, address, role = row
@@ -62,7 +62,7 @@ class Members:
         object.__setattr__(self, "_voters", tuple(m for m in self.members if m.role is Role.VOTER))
 
     @classmethod
-    def from_record(cls, rows: Iterable[Sequence[Any]]) -> "Members":
+    def from_record(cls, rows: Iterable[object]) -> "Members":
         """The members of a system record's `members` field: rows of node_id, disk_id, address, role.
 
         Raises:
@@ -77,7 +77,7 @@ class Members:
             raise ValueError("no member is a voter")
         return cls(members)
 
-    def to_record(self) -> list[list[Any]]:
+    def to_record(self) -> list[list[str | bytes]]:
         """The rows for a system record."""
         return [[m.node_id, m.disk_id, m.address, str(m.role)] for m in self.members]
 

@@ -21,7 +21,6 @@ import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from aiohttp import (
     ClientError,
@@ -125,12 +124,12 @@ LINK_FAILURES = (ClientError, OSError, asyncio.TimeoutError, BadMessage, PeerRef
 """Errors that end a socket between nodes and are not bugs of this program."""
 
 
-def _row(info: PeerInfo) -> list[Any]:
+def _row(info: PeerInfo) -> list[object]:
     identity = [info.cluster_id, info.node_id, info.disk_id, info.incarnation, info.address]
     return [*identity, sorted(info.features), info.code]
 
 
-def _peer_info(row: Any) -> PeerInfo:
+def _peer_info(row: object) -> PeerInfo:
     if type(row) is not list or len(row) != INFO_FIELDS:
         raise BadMessage("a hello of another shape")
     cluster_id, node_id, disk_id, incarnation, address, features, code = row
@@ -141,7 +140,7 @@ def _peer_info(row: Any) -> PeerInfo:
     return PeerInfo(cluster_id, node_id, disk_id, incarnation, address, _features(features), code=_code(code))
 
 
-def is_address(address: Any) -> bool:
+def is_address(address: object) -> bool:
     """Whether the address may be dialled: it is HOST:PORT, and not a URL with another path."""
     if type(address) is not str or len(address) > MAX_ADDRESS:
         return False
@@ -152,7 +151,7 @@ def is_address(address: Any) -> bool:
     return True
 
 
-def _features(names: Any) -> frozenset[str]:
+def _features(names: object) -> frozenset[str]:
     if type(names) is not list or len(names) > MAX_FEATURES:
         raise BadMessage("a hello of another shape")
     if any(type(name) is not str or not 0 < len(name) <= MAX_FEATURE_LENGTH for name in names):
@@ -160,7 +159,7 @@ def _features(names: Any) -> frozenset[str]:
     return frozenset(names)
 
 
-def _code(code: Any) -> bytes:
+def _code(code: object) -> bytes:
     if type(code) is not bytes or len(code) not in (0, CODE_BYTES):
         raise BadMessage("a hello of another shape")
     return code
@@ -199,7 +198,7 @@ def check_peer(me: PeerInfo, peer: PeerInfo) -> None:
         )
 
 
-async def _receive(socket: Socket, length: int) -> list[Any]:
+async def _receive(socket: Socket, length: int) -> list[object]:
     """A message of the hello, an array of `length` values. Its sender is untrusted: it is checked before unpacking.
 
     Raises:
@@ -227,19 +226,19 @@ async def _receive(socket: Socket, length: int) -> list[Any]:
     return row
 
 
-def _other_protocol(spoken: Any) -> PeerRefused:
+def _other_protocol(spoken: object) -> PeerRefused:
     ours = f"{LOWEST_PROTOCOL} to {HIGHEST_PROTOCOL}"
     return PeerRefused("protocol", f"the peer speaks protocol {spoken!r:.40}, this node {ours}")
 
 
-def _protocol_of_hello(spoken: Any) -> int:
+def _protocol_of_hello(spoken: object) -> int:
     """The protocol that a dialler chose."""
     if type(spoken) is int and LOWEST_PROTOCOL <= spoken <= HIGHEST_PROTOCOL:
         return spoken
     raise _other_protocol(spoken)
 
 
-def _protocol_of_challenge(spoken: Any) -> tuple[int, tuple[int, int]]:
+def _protocol_of_challenge(spoken: object) -> tuple[int, tuple[int, int]]:
     """The protocol to use, which is the highest that both ends know, and the range in the challenge."""
     match spoken:
         case [int(lowest), int(highest)] if lowest <= HIGHEST_PROTOCOL and highest >= LOWEST_PROTOCOL:
@@ -249,7 +248,7 @@ def _protocol_of_challenge(spoken: Any) -> tuple[int, tuple[int, int]]:
 
 
 def _proved(
-    secrets: tuple[bytes, ...], proof: Callable[[bytes | None], bytes], given: Any, node_id: str
+    secrets: tuple[bytes, ...], proof: Callable[[bytes | None], bytes], given: object, node_id: str
 ) -> bytes | None:
     """The secret of these that the peer proved; None if this node has none, and the peer proved none.
 

@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 from aiohttp import ClientSession, WSMsgType, web
 
@@ -143,7 +143,7 @@ def _request_of(data: bytes) -> tuple[int, int | None]:
     return index, number
 
 
-def _row(data: bytes) -> Any:
+def _row(data: bytes) -> object:
     try:
         return unpack(data)
     except PayloadInvalid as error:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_KEEPCNT, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_USER_TIMEOUT
-from typing import Any
 
 from aiohttp import (
     ClientError,
@@ -22,6 +21,7 @@ from aiohttp import (
     WSMessage,
     web,
 )
+from aiohttp.client_proto import ResponseHandler
 
 Socket = ClientWebSocketResponse | web.WebSocketResponse
 
@@ -35,7 +35,7 @@ CLOSE_S = 1.0
 """The timeout of the closing handshake at the dialled end."""
 
 
-async def together(*coroutines: Coroutine[Any, Any, None]) -> None:
+async def together(*coroutines: Coroutine[object, None, None]) -> None:
     """Run these until one of them ends, in whatever way; cancel the others, and raise its exception.
 
     A `TaskGroup` does not work here: it continues after a task returned or was cancelled; and it cancels its parent
@@ -59,7 +59,7 @@ async def together(*coroutines: Coroutine[Any, Any, None]) -> None:
         errors.clear()
 
 
-async def end_all(tasks: Iterable["asyncio.Task[Any]"]) -> None:
+async def end_all(tasks: Iterable["asyncio.Task[object]"]) -> None:
     """Cancel these, and return when they have ended."""
     ending = list(tasks)
     for task in ending:
@@ -135,8 +135,7 @@ async def accept(request: web.Request, max_msg_size: int, heartbeat_s: float | N
     """
     # A client must wait for the answer (RFC 6455, 4.1), and `of_a_stranger` counts from then on. What has come already
     # is in aiohttp's hands.
-    protocol: Any = request.protocol
-    if protocol._message_tail:  # noqa: SLF001
+    if request.protocol._message_tail:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         raise web.HTTPBadRequest(text="a WebSocket client must not send anything before it has the answer")
     socket = web.WebSocketResponse(max_msg_size=max_msg_size, timeout=CLOSE_S, heartbeat=heartbeat_s, compress=False)
     await socket.prepare(request)
@@ -145,9 +144,10 @@ async def accept(request: web.Request, max_msg_size: int, heartbeat_s: float | N
 
 async def close_socket(socket: Socket) -> None:
     """Close it with a handshake, if it is open, and leave nothing behind: no timer and no reference cycle."""
-    opened: Any = socket
     # Of aiohttp: what arrives would start the timer of its pings again; and the protocol would refer to the socket.
-    opened._writer.protocol._data_received_cb = None  # noqa: SLF001
+    writer = socket._writer  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    if writer is not None and isinstance(writer.protocol, ResponseHandler | web.RequestHandler):
+        writer.protocol._data_received_cb = None  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     try:
         await socket.close()
     finally:
@@ -187,12 +187,12 @@ def of_a_stranger(socket: Socket, most_bytes: int) -> Generator[None]:
     """
     # aiohttp shows neither a dialled socket's transport nor whether it answers pings. Its own limit is that of a
     # message, and stays as it was set when the socket was opened.
-    opened: Any = socket
-    transport, answers_pings = opened._writer.transport, opened._autoping  # noqa: SLF001
-    if transport.is_closing():
+    writer, answers_pings = socket._writer, socket._autoping  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    if writer is None or writer.transport.is_closing():
         raise ConnectionResetError("the peer closed it at once")
+    transport = writer.transport
     limit = _StrangerLimit(transport, most_bytes)
-    opened._autoping = False  # noqa: SLF001
+    socket._autoping = False  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     try:
         yield
     except BaseException as error:
@@ -200,7 +200,7 @@ def of_a_stranger(socket: Socket, most_bytes: int) -> Generator[None]:
         if limit.is_exceeded and isinstance(error, ConnectionError):
             raise StrangerSentTooMuch(f"it sent more than {most_bytes} bytes in its hello") from None
         raise
-    opened._autoping = answers_pings  # noqa: SLF001
+    socket._autoping = answers_pings  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     limit.lift()
 
 
@@ -210,7 +210,10 @@ class _StrangerLimit(asyncio.Protocol):
     def __init__(self, transport: asyncio.Transport, most_bytes: int) -> None:
         self.is_exceeded = False
         self._transport = transport
-        self._protocol: Any = transport.get_protocol()
+        protocol = transport.get_protocol()
+        if not isinstance(protocol, asyncio.Protocol):
+            raise TypeError(f"{type(protocol).__name__} takes no bytes")
+        self._protocol = protocol
         self._left = most_bytes
         transport.set_protocol(self)
 
@@ -227,8 +230,7 @@ class _StrangerLimit(asyncio.Protocol):
             self._protocol.data_received(data)
 
     def eof_received(self) -> bool | None:
-        is_open: bool | None = self._protocol.eof_received()
-        return is_open
+        return self._protocol.eof_received()
 
     def pause_writing(self) -> None:
         self._protocol.pause_writing()

@@ -16,7 +16,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol, TypeAlias
 
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMessage, WSMsgType, web
 
@@ -42,12 +42,14 @@ from .wire import (
 PING_S = 30.0  # On a slow link a pong may wait for seconds behind a full window.
 
 Then = Callable[[], None]
+Sending: TypeAlias = "Coroutine[asyncio.Future[None], None, None]"
+"""A message on its way to the transport. All that it waits for is room in the transport's buffer."""
 
 
 class Sink(Protocol):
     """Either end of a WebSocket in aiohttp."""
 
-    def send_bytes(self, data: bytes) -> Coroutine[Any, Any, None]:
+    def send_bytes(self, data: bytes) -> Sending:
         """Hand a message to the transport; wait while its buffer is full."""
         ...
 
@@ -57,7 +59,7 @@ class Outbox:
 
     def __init__(self, socket: Sink) -> None:
         self._socket = socket
-        self._begun: tuple[Coroutine[Any, Any, None], Any] | None = None
+        self._begun: tuple[Sending, asyncio.Future[None]] | None = None
         self._carried = False  # A queued message is being sent and waits for room.
         self._waiting: deque[bytes | Then] = deque()
         self._wake = asyncio.Event()
@@ -118,7 +120,7 @@ class Outbox:
 
 
 @types.coroutine
-def _resume(sending: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
+def _resume(sending: Sending, awaited: "asyncio.Future[None]") -> Generator["asyncio.Future[None]", None, None]:
     """Await what a coroutine that was started by hand waits for, then run it to its end."""
     try:
         yield awaited

@@ -11,7 +11,7 @@ A larger shipment is split at any byte. `FrameAssembler` joins the messages: onl
 import struct
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from quire.log import HEADER_BYTES, FrameInvalid, PayloadInvalid, UnknownVersion, decode_header, pack, unpack
 
@@ -61,26 +61,26 @@ class BadMessage(ReplicationError):
     """A peer sent bytes that are not a message of this protocol."""
 
 
-def _u64(value: Any) -> int:
+def _u64(value: object) -> int:
     if type(value) is not int or not 0 <= value <= MAX_U64:
         raise BadMessage(f"{value!r:.80} is not a u64")
     return value
 
 
-def _u32(value: Any) -> int:
+def _u32(value: object) -> int:
     if type(value) is not int or not 0 <= value <= MAX_U32:
         raise BadMessage(f"{value!r:.80} is not a u32")
     return value
 
 
-def _flag(value: Any) -> bool:
+def _flag(value: object) -> bool:
     if type(value) is not bool:
         raise BadMessage(f"{value!r:.80} is not a bool")
     return value
 
 
-def _text(limit: int) -> Callable[[Any], str]:
-    def check(value: Any) -> str:
+def _text(limit: int) -> Callable[[object], str]:
+    def check(value: object) -> str:
         if type(value) is not str or len(value) > limit:
             raise BadMessage(f"{value!r:.80} is not text of at most {limit} characters")
         return value
@@ -88,14 +88,14 @@ def _text(limit: int) -> Callable[[Any], str]:
     return check
 
 
-def _node_id(value: Any) -> str:
+def _node_id(value: object) -> str:
     if type(value) is not str or not NODE_ID.fullmatch(value):
         raise BadMessage(f"{value!r:.80} is not a node id")
     return value
 
 
-def _octets(lowest: int, highest: int) -> Callable[[Any], bytes]:
-    def check(value: Any) -> bytes:
+def _octets(lowest: int, highest: int) -> Callable[[object], bytes]:
+    def check(value: object) -> bytes:
         if type(value) is not bytes or not lowest <= len(value) <= highest:
             raise BadMessage(f"bytes of {lowest} to {highest} were expected")
         return value
@@ -103,27 +103,27 @@ def _octets(lowest: int, highest: int) -> Callable[[Any], bytes]:
     return check
 
 
-def _row(value: Any, length: int) -> list[Any]:
+def _row(value: object, length: int) -> list[object]:
     if type(value) is not list or len(value) != length:
         raise BadMessage(f"an array of {length} was expected")
     return value
 
 
-def _promise(value: Any) -> Promise:
+def _promise(value: object) -> Promise:
     epoch, candidate, incarnation = _row(value, 3)
     return Promise(_u64(epoch), _node_id(candidate), _u64(incarnation))
 
 
-def _promise_or_none(value: Any) -> Promise | None:
+def _promise_or_none(value: object) -> Promise | None:
     return None if value is None else _promise(value)
 
 
-def _last(value: Any) -> Last:
+def _last(value: object) -> Last:
     epoch, index = _row(value, 2)
     return Last(_u64(epoch), _u64(index))
 
 
-def _epochs(value: Any) -> tuple[tuple[int, int], ...]:
+def _epochs(value: object) -> tuple[tuple[int, int], ...]:
     if type(value) is not list or len(value) > MAX_EPOCHS:
         raise BadMessage(f"an array of at most {MAX_EPOCHS} epochs was expected")
     pairs = [(_u64(epoch), _u64(start)) for epoch, start in (_row(pair, 2) for pair in value)]
@@ -132,18 +132,18 @@ def _epochs(value: Any) -> tuple[tuple[int, int], ...]:
     return tuple(pairs)
 
 
-def _verb(value: Any) -> OpenVerb:
-    try:
-        return OpenVerb(value)
-    except ValueError as error:
-        raise BadMessage(f"{value!r:.80} is not an answer to an opening") from error
+def _verb(value: object) -> OpenVerb:
+    for verb in OpenVerb:
+        if verb == value:
+            return verb
+    raise BadMessage(f"{value!r:.80} is not an answer to an opening")
 
 
 _DIGEST = _octets(16, 16)
 _REASON = _text(MAX_REASON)
 
 # Type -> (class, its fields in order). A type number is never reused.
-_PEER: dict[int, tuple[Callable[..., PeerMessage], tuple[Callable[[Any], Any], ...]]] = {
+_PEER: dict[int, tuple[Callable[..., PeerMessage], tuple[Callable[[object], object], ...]]] = {
     1: (GenesisOffer, (_octets(64, MAX_GENESIS_BYTES), _flag)),
     2: (PreVote, (_u64, _last, _promise_or_none, _u64)),
     3: (PreVoteAnswer, (_u64, _flag, _u64, _last, _u64, _u64)),
@@ -158,16 +158,18 @@ _PEER: dict[int, tuple[Callable[..., PeerMessage], tuple[Callable[[Any], Any], .
     12: (ProbeEcho, (_u64,)),
     13: (ControlMessage, (_octets(1, MAX_CONTROL_BYTES),)),
 }
-_STREAM: dict[int, tuple[Callable[..., StreamMessage], tuple[Callable[[Any], Any], ...]]] = {
+_STREAM: dict[int, tuple[Callable[..., StreamMessage], tuple[Callable[[object], object], ...]]] = {
     32: (Open, (_promise, _epochs, _u64, _u64, _u64, _REASON)),
     33: (OpenAnswer, (_verb, _u64, _u32, _REASON, _u64)),
     34: (Ack, (_u64, _u64, _u64, _DIGEST)),
     35: (CrcMismatch, (_u64, _u32)),
 }
-_TYPES: dict[Any, int] = {row[0]: number for table in (_PEER, _STREAM) for number, row in table.items()}
+_TYPES: dict[Callable[..., object], int] = {
+    row[0]: number for table in (_PEER, _STREAM) for number, row in table.items()
+}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, Promise):
         return [value.epoch, value.candidate, value.incarnation]
     return str(value) if isinstance(value, OpenVerb) else value
@@ -197,7 +199,7 @@ def decode_stream(data: bytes) -> StreamMessage:
     return _decode(data, _STREAM)
 
 
-def _decode(data: bytes, table: dict[int, tuple[Callable[..., M], tuple[Callable[[Any], Any], ...]]]) -> M:
+def _decode(data: bytes, table: dict[int, tuple[Callable[..., M], tuple[Callable[[object], object], ...]]]) -> M:
     try:
         row = unpack(data)
     except PayloadInvalid as error:
