@@ -11,7 +11,7 @@ The digest is a hash chain over the applied frames and their replies, equal on e
 and, through `prev_crc32c`, all earlier frames. The digest starts as 16 zero bytes; system frames do not change it.
 """
 
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from struct import Struct
 from typing import Any, NamedTuple
@@ -45,7 +45,7 @@ from .errors import (
     reason_of,
     short_command,
 )
-from .machine import Context, Contexts, Refused, StateMachine
+from .machine import Context, Contexts, RefusalRow, Refused, StateMachine
 from .sessions.retries import Verdicts
 from .sessions.table import Sessions
 from .snapshots.content import content_of
@@ -55,7 +55,7 @@ SHORT_REPLY = 1024
 SHORT_REPLY_BYTES = 1 << 20
 """The digest of a longer reply is computed in a step of its own: 10 MiB take 10 ms to pack and 15 ms to hash."""
 
-ApplyBatch = Callable[[Sequence[Any], Sequence[Context]], list[Any]]
+ApplyBatch = Callable[[Sequence[object], Sequence[Context]], list[object]]
 Runs = Sequence[tuple[int, int, int]]
 UPGRADE = "upgrade this node; until then it replicates and votes, and applies nothing"
 
@@ -73,7 +73,7 @@ class Applied(NamedTuple):
     next_index: int
     epoch: int
     results: list[Any]
-    refused: list[list[Any]]
+    refused: list[RefusalRow]
     size: int = 0
     """Bytes of both as msgpack; 0 for a system frame."""
     answered: Sequence[int] = ()
@@ -83,8 +83,8 @@ class Applied(NamedTuple):
 class _Reply(NamedTuple):
     """The results of a frame's commands, and the digest after them."""
 
-    results: list[Any]
-    refused: list[list[Any]]
+    results: list[object]
+    refused: list[RefusalRow]
     size: int
     digest: bytes
     answered: Sequence[int]
@@ -251,7 +251,7 @@ class Applier:
         """The machine's whole state, `query(None)`. Raises ApplyFailed after a failure."""
         return self.query(None)
 
-    def query(self, request: Any) -> Any:
+    def query(self, request: object) -> Any:
         """The machine's answer. Raises ApplyFailed after a failure, and whatever the machine raises."""
         self._refuse_inside()
         return self.machine.query(request)
@@ -262,7 +262,7 @@ class Applier:
         if self._is_inside:
             raise RuntimeError(f"the frame at {self.applied_index} is partly applied; wait until it is finished")
 
-    def _apply_system(self, frame: Frame) -> tuple[list[Any], list[list[Any]]]:
+    def _apply_system(self, frame: Frame) -> tuple[list[object], list[RefusalRow]]:
         """Open or close a session, note the members and the features. Raises ApplyFailed, also for an unknown type."""
         try:
             fields: dict[str, Any] = decode_system(frame.payload)
@@ -321,7 +321,7 @@ class Applier:
                 raise _failed(header, text, FIX_MACHINE) from error
             positions = verdicts.positions()
         executing = len(commands) if positions is None else len(positions)
-        executed: list[Any] = self._execute(header, commands, positions, 0, most) if executing else []
+        executed: list[object] = self._execute(header, commands, positions, 0, most) if executing else []
         if len(executed) < executing:
             executed = executed.copy()  # The first one is the machine's own.
         while len(executed) < executing:
@@ -338,7 +338,7 @@ class Applier:
         digest = next_digest(self.digest, header.index, header.crc32c, packed)
         return _Reply(results, refused, len(packed), digest, () if verdicts is None else verdicts.answered())
 
-    def _runs_and_commands(self, frame: Frame) -> tuple[Runs, list[Any]]:
+    def _runs_and_commands(self, frame: Frame) -> tuple[Runs, list[object]]:
         """The frame's runs (empty if no record has a session) and its values. Raises ApplyFailed."""
         header, payload = frame
         if header.kind == Kind.BLOB and not self._takes_blobs:
@@ -360,8 +360,8 @@ class Applier:
             raise _failed(header, f"the payload cannot be read ({reason_of(error)})", REPORT) from error
 
     def _execute(
-        self, header: FrameHeader, commands: list[Any], positions: list[int] | None, first: int, most: int
-    ) -> list[Any]:
+        self, header: FrameHeader, commands: list[object], positions: list[int] | None, first: int, most: int
+    ) -> list[object]:
         """The results or Refused of `most` commands, from number `first` on, of those at `positions` in the frame.
 
         None for `positions` means all commands. Raises ApplyFailed.
@@ -398,8 +398,8 @@ class Applier:
         return _failed(header, f"{what} at {raised_at(error, type(self.machine))}", do, position=position)
 
     def _packed(
-        self, header: FrameHeader, commands: list[Any], results: list[Any]
-    ) -> tuple[list[Any], list[list[Any]], bytes]:
+        self, header: FrameHeader, commands: list[object], results: list[object]
+    ) -> tuple[list[object], list[RefusalRow], bytes]:
         """The results (None for refused records), the refusals, and both packed as msgpack. Raises ApplyFailed."""
         try:
             # Usually nothing is refused, and packing, which fails on a Refused, is the fastest way to find out.
@@ -415,9 +415,9 @@ class Applier:
             text = f"{text}; apply is at {defined_at(type(self.machine), 'apply')}"
             raise _failed(header, text, FIX_MACHINE, position=position) from error
 
-    def _apply_one_by_one(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
+    def _apply_one_by_one(self, commands: Sequence[object], contexts: Sequence[Context]) -> list[object]:
         """`apply_batch` for a machine that has none."""
-        results: list[Any] = []
+        results: list[object] = []
         apply = self.machine.apply
         for command, context in zip(commands, contexts, strict=True):
             try:
@@ -437,7 +437,7 @@ def next_digest(digest: bytes, index: int, crc32c: int, packed_reply: bytes) -> 
     return chain.digest()
 
 
-def _name(fields: dict[str, Any]) -> str | None:
+def _name(fields: Mapping[str, object]) -> str | None:
     """The name to open the session under, None if absent or empty. Raises TypeError."""
     name = fields.get("name")
     if name is not None and type(name) is not str:
@@ -445,7 +445,7 @@ def _name(fields: dict[str, Any]) -> str | None:
     return name or None
 
 
-def _first_unpackable(results: list[Any], refused: list[list[Any]]) -> int:
+def _first_unpackable(results: list[object], refused: list[RefusalRow]) -> int:
     for position, result in enumerate(results):
         try:
             pack(result)
@@ -459,7 +459,7 @@ def _first_unpackable(results: list[Any], refused: list[list[Any]]) -> int:
     return 0
 
 
-def _shown(commands: Sequence[Any]) -> str:
+def _shown(commands: Sequence[object]) -> str:
     """The commands of a call of `apply_batch`, in words."""
     return f"{len(commands)} commands, the first {short_command(commands[0])}"
 

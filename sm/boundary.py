@@ -1,6 +1,7 @@
 """A frame boundary as an applier knows it: where it is in the log, and the facts derived from the log below it."""
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from quire.log import Tail
 
@@ -19,7 +20,7 @@ class Boundary(NamedTuple):
 
     tail: Tail = Tail(0, 0, 0, 0)
     members_index: int | None = None
-    members: list[list[Any]] = []  # noqa: RUF012  # A tuple's default is never changed.
+    members: Sequence[Sequence[object]] = []
     epochs: tuple[tuple[int, int], ...] = ()
     digest: bytes = EMPTY_DIGEST
     features: tuple[str, ...] = ()

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from os.path import dirname
 from reprlib import Repr
 from types import CodeType, TracebackType
-from typing import Any
 
 from quire import QuireError
 
@@ -38,7 +37,7 @@ class MachineUnknown(MachineError):
 class InitialInvalid(MachineError):
     """The machine cannot start from this initial value."""
 
-    def __init__(self, *, machine: str, initial: Any, reason: str) -> None:
+    def __init__(self, *, machine: str, initial: object, reason: str) -> None:
         super().__init__(f"machine {machine!r} cannot start from {initial!r}: {reason}")
         self.machine = machine
         self.initial = initial
@@ -137,7 +136,7 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-def short_command(command: Any) -> str:
+def short_command(command: object) -> str:
     """A command on one line of bounded length."""
     return in_one_line(_short.repr(command))
 
@@ -148,7 +147,7 @@ def in_one_line(text: str) -> str:
     return line if len(line) <= REASON_LENGTH else line[: REASON_LENGTH - 3] + "..."
 
 
-def raised_at(error: BaseException, machine: type[Any]) -> str:
+def raised_at(error: BaseException, machine: type[object]) -> str:
     """FILE:LINE of the innermost call in the folder of the machine's class; else of the innermost call of all."""
     calls = list(_calls(error.__traceback__))
     if not calls:
@@ -159,7 +158,7 @@ def raised_at(error: BaseException, machine: type[Any]) -> str:
     return f"{file}:{line}"
 
 
-def defined_at(machine: type[Any], method: str) -> str:
+def defined_at(machine: type[object], method: str) -> str:
     """FILE:LINE of a method of a machine's class."""
     code = getattr(getattr(machine, method, None), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if isinstance(code, CodeType) else f"{machine.__qualname__}"

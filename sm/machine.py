@@ -6,7 +6,7 @@ time), no random numbers and no environment, and nothing depends on the order of
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, overload, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, overload, runtime_checkable
 
 from quire import QuireError
 
@@ -16,6 +16,10 @@ STATE_BYTES = 512 << 20
 """The limit on a machine's state, unless the cluster is formed with another. The process needs more memory."""
 SCARCE = 0.9
 """The share of the limit above which a state is nearly full."""
+
+
+RefusalRow: TypeAlias = list[Any]
+"""[position, code, text] of a refused record; the position is counted from 0, in its request or its frame."""
 
 
 class Context(NamedTuple):
@@ -154,7 +158,7 @@ def is_quick(machine: StateMachine) -> bool:
     return bool(getattr(machine, "quick", False))
 
 
-def check_batch(machine: StateMachine, commands: Sequence[Any]) -> list[list[Any]]:
+def check_batch(machine: StateMachine, commands: Sequence[object]) -> list[RefusalRow]:
     """The refused commands as [[position, code, text], ...], positions counted from 0; [] if all pass.
 
     Raises:
@@ -163,16 +167,16 @@ def check_batch(machine: StateMachine, commands: Sequence[Any]) -> list[list[Any
     faster = getattr(machine, "check_batch", None)
     if faster is not None:
         try:
-            refused: list[list[Any]] = faster(commands)
+            refused: list[RefusalRow] = faster(commands)
         except Exception as error:
             raise CheckFailed(position=None, reason=reason_of(error)) from error
         return refused
     return check_one_by_one(machine, commands)
 
 
-def check_one_by_one(machine: StateMachine, commands: Sequence[Any]) -> list[list[Any]]:
+def check_one_by_one(machine: StateMachine, commands: Sequence[object]) -> list[RefusalRow]:
     """`check_batch` by the machine's `check` alone."""
-    refused: list[list[Any]] = []
+    refused: list[RefusalRow] = []
     for position, command in enumerate(commands):
         try:
             machine.check(command)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
-from typing import Any
+from typing import TypedDict
 
 from quire.log import Kind, PayloadInvalid, encode_frame, encode_records, pack, unpack, walk_frames
 
@@ -42,11 +42,11 @@ class MachineFaulty(AssertionError):
 
 def check_machine(
     spec: str,
-    commands: Sequence[Any],
+    commands: Sequence[object],
     *,
-    refused: Sequence[Any] = (),
-    queries: Sequence[Any] = (),
-    initial: Any = None,
+    refused: Sequence[object] = (),
+    queries: Sequence[object] = (),
+    initial: object = None,
     result_bytes: int = RESULT_BYTES,
 ) -> None:
     """Run all checks below; `spec` names the machine as `quire serve --machine` does.
@@ -67,7 +67,9 @@ def check_machine(
     check_determinism(spec, commands, initial=initial)
 
 
-def check_commands(spec: str, commands: Sequence[Any], *, refused: Sequence[Any] = (), initial: Any = None) -> None:
+def check_commands(
+    spec: str, commands: Sequence[object], *, refused: Sequence[object] = (), initial: object = None
+) -> None:
     """`check` passes `commands`, refuses `refused`, changes nothing, and does not depend on the state."""
     machine, every = _made(spec, initial), _as_logged([*commands, *refused])
     before = _snapshot(machine)
@@ -93,10 +95,12 @@ def check_commands(spec: str, commands: Sequence[Any], *, refused: Sequence[Any]
         raise MachineFaulty("check depends on the state; a command that the state forbids must be refused by apply")
 
 
-def check_results(spec: str, commands: Sequence[Any], *, initial: Any = None, result_bytes: int = RESULT_BYTES) -> None:
+def check_results(
+    spec: str, commands: Sequence[object], *, initial: object = None, result_bytes: int = RESULT_BYTES
+) -> None:
     """Results are bounded msgpack values that no later command changes; a refusal by `apply` changes nothing."""
     machine, logged = _made(spec, initial), _as_logged(commands)
-    results: list[tuple[Any, bytes]] = []
+    results: list[tuple[object, bytes]] = []
     for position, command in enumerate(logged):
         before, given = _snapshot(machine), pack(command)
         result = _apply(machine, command, position)
@@ -119,12 +123,12 @@ def check_results(spec: str, commands: Sequence[Any], *, initial: Any = None, re
             )
 
 
-def check_batches(spec: str, commands: Sequence[Any], *, initial: Any = None) -> None:
+def check_batches(spec: str, commands: Sequence[object], *, initial: object = None) -> None:
     """`apply_batch`, if the machine has one, does what `apply` does command by command."""
     logged = _as_logged(commands)
     for size in (1, 3, max(1, len(logged))):
         plain, batching = _made(spec, initial), _made(spec, initial)
-        apply_batch: Callable[..., list[Any]] | None = getattr(batching, "apply_batch", None)
+        apply_batch: Callable[..., list[object]] | None = getattr(batching, "apply_batch", None)
         if apply_batch is None:
             return
         for start in range(0, len(logged), size):
@@ -143,7 +147,7 @@ def check_batches(spec: str, commands: Sequence[Any], *, initial: Any = None) ->
                 raise MachineFaulty(f"apply_batch led to a different state than apply, after {_at(last, logged)}")
 
 
-def check_queries(spec: str, commands: Sequence[Any], queries: Sequence[Any], *, initial: Any = None) -> None:
+def check_queries(spec: str, commands: Sequence[object], queries: Sequence[object], *, initial: object = None) -> None:
     """`query` answers None and `queries` with msgpack values, and changes nothing."""
     machine = _made(spec, initial)
     for position, command in enumerate(_as_logged(commands)):
@@ -155,7 +159,7 @@ def check_queries(spec: str, commands: Sequence[Any], queries: Sequence[Any], *,
             raise MachineFaulty(f"query changed the state at the request {_shown(request)}; it may only read")
 
 
-def check_snapshots(spec: str, commands: Sequence[Any], *, initial: Any = None) -> None:
+def check_snapshots(spec: str, commands: Sequence[object], *, initial: object = None) -> None:
     """A machine restored from a snapshot, in chunks of any size, continues like the original."""
     logged = _as_logged(commands)
     used = _made(spec, initial)
@@ -179,7 +183,7 @@ def check_snapshots(spec: str, commands: Sequence[Any], *, initial: Any = None) 
                 raise MachineFaulty(f"{where} answered {_at(position, logged)} with {said}")
 
 
-def check_limits(spec: str, commands: Sequence[Any], *, initial: Any = None) -> None:
+def check_limits(spec: str, commands: Sequence[object], *, initial: object = None) -> None:
     """A machine with `limit_state` refuses before any change, and the same once it is restored."""
     logged = _as_logged(commands)
     split = len(logged) // 2
@@ -202,7 +206,7 @@ def check_limits(spec: str, commands: Sequence[Any], *, initial: Any = None) -> 
                 )
 
 
-def check_determinism(spec: str, commands: Sequence[Any], *, initial: Any = None) -> None:
+def check_determinism(spec: str, commands: Sequence[object], *, initial: object = None) -> None:
     """Processes with different hash seeds and time zones give the same results, digests and snapshot."""
     logged = _as_logged(commands)
     runs = [_run_child(spec, logged, initial, *surroundings) for surroundings in SURROUNDINGS]
@@ -221,7 +225,15 @@ def check_determinism(spec: str, commands: Sequence[Any], *, initial: Any = None
 _REASONS = "look for a clock, a random number, the order of a set, hash() or id(), the environment, a float's sum"
 
 
-def _run_child(spec: str, commands: list[Any], initial: Any, hash_seed: str, time_zone: str) -> dict[str, Any]:
+class _Outcome(TypedDict):
+    """What a child process found: results and digests in hexadecimal, and the hash of the snapshot."""
+
+    replies: list[str]
+    digests: list[str]
+    snapshot: str
+
+
+def _run_child(spec: str, commands: list[object], initial: object, hash_seed: str, time_zone: str) -> _Outcome:
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "TZ": time_zone}
     environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     program = f"from {__name__} import run_child; run_child()"
@@ -238,7 +250,7 @@ def _run_child(spec: str, commands: list[Any], initial: Any, hash_seed: str, tim
     if ran.returncode:
         last_words = (ran.stderr.strip() or "it wrote nothing to stderr").splitlines()[-1]
         raise MachineFaulty(f"a child process could not run {spec}: {last_words}")
-    document: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    document: _Outcome = json.loads(ran.stdout.splitlines()[-1])
     return document
 
 
@@ -260,7 +272,7 @@ def run_child() -> None:
     sys.stdout.write("\n" + json.dumps(document) + "\n")
 
 
-def _frames(commands: list[Any]) -> Iterator[bytes]:
+def _frames(commands: list[object]) -> Iterator[bytes]:
     prev_crc32c = 0
     for start in range(0, len(commands), BATCH_COMMANDS):
         batch = commands[start : start + BATCH_COMMANDS]
@@ -278,20 +290,20 @@ def _frames(commands: list[Any]) -> Iterator[bytes]:
         yield raw
 
 
-def _made(spec: str, initial: Any) -> StateMachine:
+def _made(spec: str, initial: object) -> StateMachine:
     machine = load_machine(spec)
     return machine(default_initial(machine) if initial is None else initial)
 
 
-def _limited(spec: str, initial: Any, limit_bytes: int) -> StateMachine:
+def _limited(spec: str, initial: object, limit_bytes: int) -> StateMachine:
     machine = _made(spec, initial)
     limit_state(machine, {"state_bytes": limit_bytes})
     return machine
 
 
-def _as_logged(commands: Sequence[Any]) -> list[Any]:
+def _as_logged(commands: Sequence[object]) -> list[object]:
     """The commands as a node reads them from its log: tuples become lists, and nothing is shared."""
-    logged: list[Any] = []
+    logged: list[object] = []
     for position, command in enumerate(commands):
         try:
             logged.append(unpack(pack(command), ext=True))
@@ -306,7 +318,7 @@ def _context(position: int) -> Context:
     return Context(position, 1, TIMESTAMP)
 
 
-def _apply(machine: StateMachine, command: Any, position: int) -> Any:
+def _apply(machine: StateMachine, command: object, position: int) -> object:
     """The result or the Refused. Raises MachineFaulty."""
     try:
         return machine.apply(command, _context(position))
@@ -319,7 +331,7 @@ def _apply(machine: StateMachine, command: Any, position: int) -> Any:
         ) from error
 
 
-def _reply(result: Any) -> Any:
+def _reply(result: object) -> object:
     return [result.code, result.text] if isinstance(result, Refused) else unpack(pack(result), ext=True)
 
 
@@ -335,7 +347,7 @@ def _snapshot(machine: StateMachine) -> bytes:
     return b"".join(chunks)
 
 
-def _packed(value: Any, what: str) -> bytes:
+def _packed(value: object, what: str) -> bytes:
     try:
         packed = pack(value)
         unpack(packed, ext=True)
@@ -344,10 +356,10 @@ def _packed(value: Any, what: str) -> bytes:
     return packed
 
 
-def _at(position: int, commands: Sequence[Any]) -> str:
+def _at(position: int, commands: Sequence[object]) -> str:
     return f"command {position}, {_shown(commands[position])}"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."

@@ -22,7 +22,7 @@ from reprlib import repr as short_repr
 from typing import Any
 
 from ..errors import CommandFailed, InitialInvalid, SnapshotInvalid, reason_of
-from ..machine import Context, Refused
+from ..machine import Context, RefusalRow, Refused
 
 INT_LOWEST = -(2**63)
 INT_HIGHEST = 2**64 - 1
@@ -72,7 +72,7 @@ class ArithmeticMachine:
         self.known: dict[str, Decimal] = {}
         self._value = self._initial_value(initial)
 
-    def check(self, command: Any) -> None:
+    def check(self, command: object) -> None:
         """Refuse everything but an operation with a valid operand, and refuse division by zero."""
         if not isinstance(command, (list, tuple)):
             raise Refused("COMMAND_INVALID", f"a command is [operation, operand], not {short_repr(command)}")
@@ -94,9 +94,9 @@ class ArithmeticMachine:
         if is_zero and operation == "div":
             raise Refused("DIVISION_BY_ZERO", f"cannot divide by {short_repr(operand)}")
 
-    def check_batch(self, commands: Sequence[Any]) -> list[list[Any]]:
+    def check_batch(self, commands: Sequence[object]) -> list[RefusalRow]:
         """The refused ones as [[position, code, text], ...]. Common commands pass quickly; `check` decides the rest."""
-        refused: list[list[Any]] = []
+        refused: list[RefusalRow] = []
         known, operations = self.known, OPERATIONS
         for position, command in enumerate(commands):
             if type(command) is list and len(command) == 2:
@@ -113,14 +113,14 @@ class ArithmeticMachine:
                 refused.append([position, refusal.code, refusal.text])
         return refused
 
-    def apply(self, command: Any, context: Context) -> str:
+    def apply(self, command: object, context: Context) -> str:
         """The new value as a string. Raises Refused (OVERFLOW), leaving the value as it was."""
         [result] = self.apply_batch((command,), (context,))
         if isinstance(result, Refused):
             raise result
         return str(result)
 
-    def apply_batch(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
+    def apply_batch(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[object]:
         """The new value as a string, or the Refused, of each command. On an exception nothing is changed.
 
         The contexts are not used. This loop bounds a node's apply rate: it allocates only numbers and results.
@@ -130,7 +130,7 @@ class ArithmeticMachine:
         """
         value, known, operations, write = self._value, self.known, self._operations, self._write
         number: Decimal | int | None
-        results: list[Any] = []
+        results: list[object] = []
         append = results.append
         try:
             for operation, operand in commands:
@@ -153,7 +153,7 @@ class ArithmeticMachine:
         self._value = value
         return results
 
-    def query(self, request: Any) -> str:
+    def query(self, request: object) -> str:
         """The value as a string, for the request None."""
         if request is not None:
             raise Refused("QUERY_UNKNOWN", "the arithmetic machine knows only the request null: the whole state")

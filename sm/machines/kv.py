@@ -29,7 +29,7 @@ from quire.log import PayloadInvalid, pack
 from quire.log.json_text import has_text_keys
 
 from ..errors import CommandFailed, InitialInvalid, reason_of
-from ..machine import Context, Refused
+from ..machine import Context, RefusalRow, Refused
 from .arithmetic import INT_HIGHEST, INT_LOWEST
 from .kv_size import StateSize
 from .kv_snapshot import read_pairs, write_pairs
@@ -60,10 +60,10 @@ class KvMachine:
     def __init__(self, initial: None = None) -> None:
         if initial is not None:
             raise InitialInvalid(machine=self.name, initial=initial, reason="it begins empty; leave the value out")
-        self._values: dict[str, Any] = {}
+        self._values: dict[str, object] = {}
         self._order = SortedList[str]()  # For scans; derived from the keys alone, so it is not part of the state.
         self._size = StateSize({})
-        self._operations: dict[str, Callable[..., Any]] = {
+        self._operations: dict[str, Callable[..., object]] = {
             "put": self._put,
             "get": self._get,
             "delete": self._delete,
@@ -85,7 +85,7 @@ class KvMachine:
         """The counted size of the pairs in bytes (kv_size.py)."""
         return self._size.total
 
-    def check(self, command: Any) -> None:
+    def check(self, command: object) -> None:
         """Refuse everything but a well-formed command whose key and values are within their limits."""
         if not isinstance(command, (list, tuple)) or not command:
             raise Refused("COMMAND_INVALID", f"a command is [operation, key, ...], not {short_repr(command)}")
@@ -110,9 +110,9 @@ class KvMachine:
             case _:
                 pass
 
-    def check_batch(self, commands: Sequence[Any]) -> list[list[Any]]:
+    def check_batch(self, commands: Sequence[object]) -> list[RefusalRow]:
         """The refused ones as [[position, code, text], ...]. Common commands pass quickly; `check` decides the rest."""
-        refused: list[list[Any]] = []
+        refused: list[RefusalRow] = []
         lengths, short = _LENGTHS, VALUE_BYTES - _HEAD_BYTES
         for position, command in enumerate(commands):
             if type(command) is list and 1 < len(command) <= 3:
@@ -138,14 +138,14 @@ class KvMachine:
         """The command's result. Raises Refused, changing nothing."""
         return self._operations[command[0]](*command[1:])
 
-    def apply_batch(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
+    def apply_batch(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[object]:
         """The result or the Refused of each command. The contexts are not used.
 
         Raises:
             CommandFailed: at a command that `check` would have refused; the commands before it are applied.
         """
         operations = self._operations
-        results: list[Any] = []
+        results: list[object] = []
         append = results.append
         try:
             for command in commands:
@@ -157,7 +157,7 @@ class KvMachine:
             raise CommandFailed(position=len(results), reason=reason_of(error)) from error
         return results
 
-    def query(self, request: Any) -> Any:
+    def query(self, request: object) -> Any:
         """The value of a key, a page of a scan, or, for the request None, all values by key."""
         match request:
             case None if self.keys <= WHOLE_KEYS:
@@ -165,8 +165,7 @@ class KvMachine:
             case None:
                 raise Refused("STATE_TOO_LONG", f"{self.keys} keys, above the limit of {WHOLE_KEYS}; scan them")
             case ["get", key]:
-                _check_key(key)
-                return self._values.get(key)
+                return self._values.get(_check_key(key))
             case ["scan", prefix, *_] if len(request) <= 4:
                 after, count = [*request[2:], *(None, None, None)[len(request) - 2 :]][:2]
                 return self._scan(prefix, after, PAGE_KEYS if count is None else count)
@@ -186,11 +185,11 @@ class KvMachine:
         size = StateSize(values, self._size.limit)
         self._values, self._order, self._size = values, SortedList(values), size
 
-    def _check_pair(self, key: Any, value: Any) -> None:
+    def _check_pair(self, key: object, value: object) -> None:
         _check_key(key)
         _check_value(value)
 
-    def _put(self, key: str, value: Any) -> bool:
+    def _put(self, key: str, value: object) -> bool:
         values = self._values
         known = values.get(key)
         if known is None:
@@ -201,14 +200,14 @@ class KvMachine:
         values[key] = value
         return False
 
-    def _add(self, key: str, value: Any) -> None:
+    def _add(self, key: str, value: object) -> None:
         if len(self._values) >= self.keys_limit:
             raise Refused("KEYS_FULL", f"there are {self.keys_limit} keys, and there is room for no more")
         self._size.add(key, value)
         self._order.add(key)
         self._values[key] = value
 
-    def _get(self, key: str) -> Any:
+    def _get(self, key: str) -> object:
         value = self._values.get(key)
         if type(value) is int or value is None or self._size.of_value(key, value) <= ANSWER_BYTES:
             return value
@@ -222,7 +221,7 @@ class KvMachine:
         self._order.remove(key)
         return True
 
-    def _cas(self, key: str, expected: Any, value: Any) -> bool:
+    def _cas(self, key: str, expected: object, value: object) -> bool:
         known = self._values.get(key)
         if not _same(known, expected):
             return False
@@ -246,15 +245,13 @@ class KvMachine:
         self._add(key, number)
         return number
 
-    def _scan(self, prefix: Any, after: Any, count: Any) -> dict[str, Any]:
-        for text in (prefix, after):
-            if text is not None and type(text) is not str:
-                raise Refused("QUERY_UNKNOWN", f"prefix and after are texts, not {short_repr(text)}")
-        if prefix is None or type(count) is not int or not 0 < count <= PAGE_KEYS:
+    def _scan(self, prefix: object, after: object, count: object) -> dict[str, object]:
+        beginning, last = _text_or_none(prefix), _text_or_none(after)
+        if beginning is None or type(count) is not int or not 0 < count <= PAGE_KEYS:
             raise Refused("QUERY_UNKNOWN", f'["scan", prefix, after, count], and count from 1 to {PAGE_KEYS}')
-        page: list[list[Any]] = []
+        page: list[list[object]] = []
         size, more = 0, False
-        for key in islice(self._beginning_with(prefix, after), count + 1):
+        for key in islice(self._beginning_with(beginning, last), count + 1):
             if len(page) == count or size >= PAGE_BYTES:
                 more = True
                 break
@@ -272,15 +269,22 @@ class KvMachine:
         return takewhile(lambda key: key.startswith(prefix), keys)
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: object, other: object) -> bool:
     if type(one) is type(other) and type(one) in (int, str, bytes):
         return bool(one == other)
     return one is other or pack(one) == pack(other)
 
 
-def _check_key(key: Any) -> None:
+def _text_or_none(value: object) -> str | None:
+    if value is None or type(value) is str:
+        return value
+    raise Refused("QUERY_UNKNOWN", f"prefix and after are texts, not {short_repr(value)}")
+
+
+def _check_key(key: object) -> str:
+    """The key, if it is one."""
     if type(key) is str and 0 < len(key) <= KEY_BYTES and key.isascii():
-        return
+        return key
     if type(key) is not str:
         raise Refused("KEY_INVALID", f"a key is text, not {short_repr(key)}")
     try:
@@ -289,6 +293,7 @@ def _check_key(key: Any) -> None:
         raise Refused("KEY_INVALID", f"a key is text that UTF-8 can encode, not {short_repr(key)}") from None
     if not 0 < size <= KEY_BYTES:
         raise Refused("KEY_INVALID", f"a key has 1 to {KEY_BYTES} bytes of UTF-8, not {size}")
+    return key
 
 
 def _check_value(value: Any) -> None:
@@ -307,14 +312,14 @@ def _check_value(value: Any) -> None:
         raise Refused("VALUE_INVALID", f"a value has at most {VALUE_BYTES} bytes as msgpack, not {size}")
 
 
-def _check_new_value(value: Any) -> None:
+def _check_new_value(value: object) -> None:
     """Check that the keys of maps are text. `apply` and `restore` do not: earlier versions accepted other keys."""
     _check_value(value)
     if type(value) in _CONTAINERS and not has_text_keys(value):
         raise Refused("VALUE_INVALID", "the value has a map with a key that is not text; use text keys")
 
 
-def _check_number(number: Any) -> None:
+def _check_number(number: object) -> None:
     if type(number) is not int or not INT_LOWEST <= number <= INT_HIGHEST:
         raise Refused(
             "OPERAND_INVALID", f"a key is incremented by an int from -2^63 to 2^64-1, not {short_repr(number)}"

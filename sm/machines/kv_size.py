@@ -24,7 +24,7 @@ class StateSize:
 
     __slots__ = ("_limit", "_packed", "total")
 
-    def __init__(self, values: Mapping[str, Any], limit: int = 0) -> None:
+    def __init__(self, values: Mapping[str, object], limit: int = 0) -> None:
         """Count the pairs of `values`; `limit` 0 means no limit."""
         self.total = 0
         self._limit = _NO_LIMIT
@@ -44,7 +44,7 @@ class StateSize:
     def limit(self, limit: int) -> None:
         self._limit = limit or _NO_LIMIT
 
-    def add(self, key: str, value: Any) -> None:
+    def add(self, key: str, value: object) -> None:
         """Count a new pair. Raises Refused, STATE_FULL."""
         plain = _plain_bytes(value)
         size = plain or len(pack(value))
@@ -55,7 +55,7 @@ class StateSize:
         if not plain:
             self._packed[key] = size
 
-    def replace(self, key: str, known: Any, value: Any) -> None:
+    def replace(self, key: str, known: object, value: object) -> None:
         """Count a key's new value instead of the old one. Raises Refused, STATE_FULL, only if it is larger."""
         plain = _plain_bytes(value)
         size = plain or len(pack(value))
@@ -69,12 +69,12 @@ class StateSize:
         elif not before:
             del self._packed[key]
 
-    def remove(self, key: str, known: Any) -> None:
+    def remove(self, key: str, known: object) -> None:
         """Stop counting a pair."""
         size = _plain_bytes(known) or self._packed.pop(key)
         self.total -= ENTRY_BYTES + (_plain_bytes(key) or len(pack(key))) + size
 
-    def of_value(self, key: str, value: Any) -> int:
+    def of_value(self, key: str, value: object) -> int:
         """The msgpack bytes of a key's value; of an int, INT_BYTES."""
         return _plain_bytes(value) or self._packed[key]
 

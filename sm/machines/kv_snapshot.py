@@ -27,7 +27,7 @@ _LENGTH = Struct("<I")
 _END = Struct("<IQ")
 
 
-def write_pairs(values: dict[str, Any]) -> Iterator[bytes]:
+def write_pairs(values: dict[str, object]) -> Iterator[bytes]:
     """The snapshot of `values` in chunks of bounded size; `values` must not change meanwhile."""
     pairs = iter(values.items())
     parts: list[bytes] = []
@@ -43,14 +43,14 @@ def write_pairs(values: dict[str, Any]) -> Iterator[bytes]:
     yield b"".join(parts)
 
 
-def read_pairs(chunks: Iterable[bytes], check: Callable[[Any, Any], None], pairs_limit: int) -> dict[str, Any]:
+def read_pairs(chunks: Iterable[bytes], check: Callable[[object, object], None], pairs_limit: int) -> dict[str, object]:
     """The pairs of a snapshot, each passed to `check`.
 
     Raises:
         SnapshotInvalid: it is truncated, or no kv machine can have written it.
     """
     reader = _Reader(chunks)
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     count = 0
     while length := _LENGTH.unpack(reader.take(_LENGTH.size))[0]:
         if length > BLOCK_BYTES_LIMIT:

@@ -5,12 +5,11 @@ this.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from quire.log.json_text import has_text_keys
 
 from ..errors import InitialInvalid, SnapshotInvalid
-from ..machine import Context, Refused, check_one_by_one
+from ..machine import Context, RefusalRow, Refused, check_one_by_one
 
 
 class LogMachine:
@@ -26,24 +25,24 @@ class LogMachine:
         if initial is not None:
             raise InitialInvalid(machine=self.name, initial=initial, reason="it has no state, so no initial value")
 
-    def check(self, command: Any) -> None:
+    def check(self, command: object) -> None:
         """Refuse a value with a map that has a key that is not text."""
         if not has_text_keys(command):
             raise Refused("VALUE_INVALID", "the value has a map with a key that is not text; use text keys")
 
-    def check_batch(self, commands: Sequence[Any]) -> list[list[Any]]:
+    def check_batch(self, commands: Sequence[object]) -> list[RefusalRow]:
         """The refused ones as [[position, code, text], ...]."""
         return [] if has_text_keys(commands) else check_one_by_one(self, commands)
 
-    def apply(self, command: Any, context: Context) -> None:
+    def apply(self, command: object, context: Context) -> None:
         """Do nothing; the result is None."""
         return
 
-    def apply_batch(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
+    def apply_batch(self, commands: Sequence[object], contexts: Sequence[Context]) -> list[object]:
         """None for each command."""
         return [None] * len(commands)
 
-    def query(self, request: Any) -> None:
+    def query(self, request: object) -> None:
         """None for the request None: there is no state."""
         if request is not None:
             raise Refused("QUERY_UNKNOWN", "the log machine has no state: only the request null is known")

@@ -48,7 +48,7 @@ def default_initial(machine: type[StateMachine]) -> Any:
     return getattr(machine, "default_initial", None)
 
 
-def _require_machine(spec: str, found: type[Any]) -> None:
+def _require_machine(spec: str, found: type[object]) -> None:
     missing = [method for method in _METHODS if not callable(getattr(found, method, None))]
     if missing:
         raise MachineUnknown(spec=spec, reason=f"{found.__name__} lacks {', '.join(missing)}")

@@ -32,7 +32,7 @@ from quire.log import Frame, PayloadInvalid, pack
 from quire.log.packing import ExtType, unpack_trusted
 from quire.log.payload import HEADERS_EXT_TYPE
 
-from ..machine import Refused
+from ..machine import RefusalRow, Refused
 
 TAIL_COMMANDS = 64  # A tail of this many commands becomes a block,
 TAIL_BYTES = 64 << 10  # and so does one of this many bytes.
@@ -50,9 +50,9 @@ class Recorded(NamedTuple):
     """An answered command, or its digest, with its result or Refused."""
 
     command: Any
-    reply: Any
+    reply: object
 
-    def is_of(self, command: Any) -> bool:
+    def is_of(self, command: object) -> bool:
         """Whether `command` equals the answered one."""
         known = self.command
         if type(known) is ExtType and known.code == _COMMAND_DIGEST_EXT_TYPE:
@@ -101,9 +101,9 @@ class Replies:
         self.block_starts: list[int] = []  # Each block's first sequence.
         self.blocks: list[Block] = []
         self.tail_start = 1
-        self.commands: list[Any] = []  # The tail, in the three parts of a sheet.
-        self.results: list[Any] = []
-        self.refused: list[list[Any]] = []
+        self.commands: list[object] = []  # The tail, in the three parts of a sheet.
+        self.results: list[object] = []
+        self.refused: list[RefusalRow] = []
         self.tail_size = 0  # An upper bound for the msgpack bytes of the tail.
         self.size = 0  # Of blocks and tail.
         self.used_at = 0  # The timestamp of the last frame that opened or used the session.
@@ -135,8 +135,8 @@ class Replies:
 
     def record(
         self,
-        commands: Sequence[Any],
-        results: Sequence[Any],
+        commands: Sequence[object],
+        results: Sequence[object],
         refused: dict[int, list[str]],
         bounds: Bounds,
         size_of: Callable[[int, int], int],
@@ -198,7 +198,7 @@ class Replies:
                 yield Recorded(commands[at], refusals.get(at, results[at]))
             sequence = stop
 
-    def to_row(self, number_of: Callable[[bytes], int]) -> list[Any]:
+    def to_row(self, number_of: Callable[[bytes], int]) -> list[object]:
         """Everything as plain data, with a number for each sheet. Nothing may be pending."""
         blocks = [[number_of(block.sheet), block.position, block.of_runs, block.size] for block in self.blocks]
         tail = pack([self.commands, self.results, self.refused])
@@ -225,7 +225,7 @@ class Replies:
         return replies
 
     def _extend_tail(
-        self, start: int, end: int, commands: Sequence[Any], results: Sequence[Any], refused: dict[int, list[str]]
+        self, start: int, end: int, commands: Sequence[object], results: Sequence[object], refused: dict[int, list[str]]
     ) -> None:
         if refused:
             shift = len(self.commands) - start
@@ -292,25 +292,25 @@ def sheet_of_frame(frame: Frame, packed_reply: bytes) -> bytes:
     return b"".join((_ARRAY_OF_TWO, frame.payload, packed_reply))
 
 
-def same_command(one: Any, other: Any) -> bool:
+def same_command(one: object, other: object) -> bool:
     """Whether two commands have equal msgpack bytes; so 1, 1.0 and true differ."""
     return pack(one) == pack(other)
 
 
-def command_digest(command: Any) -> Any:
+def command_digest(command: object) -> object:
     """The digest that is kept instead of a long command."""
     return ExtType(_COMMAND_DIGEST_EXT_TYPE, blake2b(pack(command), digest_size=COMMAND_DIGEST_BYTES).digest())
 
 
 @lru_cache(maxsize=1)  # A client that retries goes through a sheet from end to end.
-def _sheet_of(sheet: bytes, of_runs: bool) -> tuple[list[Any], list[Any], list[list[Any]]]:
+def _sheet_of(sheet: bytes, of_runs: bool) -> tuple[list[object], list[object], list[RefusalRow]]:
     """Commands, results and refused. Raises PayloadInvalid."""
     parts: Any = unpack_trusted(sheet, _value_of_ext)
     first, (results, refused) = parts
     return first[1] if of_runs else first, results, refused
 
 
-def _value_of_ext(code: int, data: bytes) -> Any:
+def _value_of_ext(code: int, data: bytes) -> object:
     """The value of a record with headers; any other ext type unchanged."""
     if code != HEADERS_EXT_TYPE:
         return ExtType(code, data)

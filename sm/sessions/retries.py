@@ -13,11 +13,10 @@ A refusal uses up no sequence.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from quire.log import Frame, Kind, pack
 
-from ..machine import Refused
+from ..machine import RefusalRow, Refused
 from .replies import (
     SHARED_BYTES,
     SHARED_COMMANDS,
@@ -39,12 +38,12 @@ class Verdicts:
 
     __slots__ = ("_answered", "_commands", "_copied", "_executing", "_sessions", "_timestamp")
 
-    def __init__(self, sessions: Sessions, commands: list[Any], timestamp: int) -> None:
+    def __init__(self, sessions: Sessions, commands: list[object], timestamp: int) -> None:
         """`timestamp` is that of the frame."""
         self._sessions = sessions
         self._timestamp = timestamp
         self._commands = commands
-        self._answered: dict[int, Any] = {}  # The result or Refused of positions that a session answers.
+        self._answered: dict[int, object] = {}  # The result or Refused of positions that a session answers.
         self._copied: dict[int, int] = {}  # Positions that get the reply of an earlier position of this frame.
         self._executing: list[Replies] = []  # Of the sessions with pending commands.
 
@@ -78,12 +77,12 @@ class Verdicts:
         """The positions that a session answers, ascending; the others execute."""
         return () if self._all_execute else sorted((*self._answered, *self._copied))
 
-    def replies(self, executed: list[Any]) -> list[Any]:
+    def replies(self, executed: list[object]) -> list[object]:
         """The result or Refused of every record, given those of the executed records."""
         if self._all_execute:
             return executed
         answered, executed_next = self._answered, iter(executed)
-        replies: list[Any] = []
+        replies: list[object] = []
         for position in range(len(self._commands)):
             if position in answered:
                 replies.append(answered[position])
@@ -93,7 +92,7 @@ class Verdicts:
                 replies.append(next(executed_next))
         return replies
 
-    def record(self, frame: Frame, results: list[Any], refused: list[list[Any]], packed_reply: bytes) -> None:
+    def record(self, frame: Frame, results: list[object], refused: list[RefusalRow], packed_reply: bytes) -> None:
         """Record the replies of the executed commands with their sessions."""
         executing = self._executing
         if not executing:
@@ -165,7 +164,7 @@ class Verdicts:
                 self._executing.append(replies)
             replies.reserve(positions[next_sequence - sequence], run.stop - next_sequence)
 
-    def _shortened(self) -> list[Any]:
+    def _shortened(self) -> list[object]:
         """The commands, with those that execute under a session replaced by their digests."""
         commands = list(self._commands)
         for replies in self._executing:
@@ -176,7 +175,7 @@ class Verdicts:
 
 
 def _sizes(
-    frame: Frame, results: list[Any], refused: dict[int, list[str]], packed_reply: bytes
+    frame: Frame, results: list[object], refused: dict[int, list[str]], packed_reply: bytes
 ) -> Callable[[int, int], int]:
     """A function that gives the bytes of the commands and replies of positions [start, end)."""
     command = min(LONG_COMMAND_BYTES, len(frame.payload))

@@ -13,7 +13,6 @@ Each sheet occurs once, before the first session that refers to it; sessions tha
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from quire.log import PayloadInvalid, pack
 from quire.log.packing import ExtType, unpack_trusted
@@ -50,7 +49,7 @@ def content_of(machine: StateMachine, sessions: Sessions) -> Iterator[bytes]:
     yield from machine.snapshot()
 
 
-def _row(fields: list[Any]) -> Iterator[bytes]:
+def _row(fields: list[object]) -> Iterator[bytes]:
     packed = pack(fields)
     yield len(packed).to_bytes(_LENGTH_BYTES, "little")
     yield packed
@@ -104,12 +103,13 @@ class _Reader:
         self._buffer = bytearray()
         self._place = 0
 
-    def row(self) -> object:
+    def row(self) -> list[object] | None:
         """The next row, or None after the last one."""
         length = int.from_bytes(self._take(_LENGTH_BYTES), "little")
         if not length:
             return None
-        return unpack_trusted(self._take(length), ExtType)
+        row: list[object] = unpack_trusted(self._take(length), ExtType)
+        return row
 
     def rest(self) -> Iterator[bytes]:
         """Everything after the rows."""

@@ -64,7 +64,7 @@ class Manifest(NamedTuple):
     def encode(self) -> bytes:
         """The bytes of the manifest file."""
         tail, boundary = self.boundary.tail, self.boundary
-        features: dict[str, Any] = {"features": list(boundary.features)} if boundary.features else {}
+        features: dict[str, object] = {"features": list(boundary.features)} if boundary.features else {}
         body = pack(
             {
                 "version": MANIFEST_VERSION_FEATURES if features else MANIFEST_VERSION,
@@ -111,15 +111,15 @@ def decode_manifest(raw: bytes, name: str) -> Manifest:
         raise SnapshotDamaged(snapshot=name, reason=f"its manifest lacks a field ({error!r})") from error
 
 
-def _manifest(fields: Mapping[str, Any]) -> Manifest:
+def _manifest(fields: Mapping[str, object]) -> Manifest:
     """Raises TypeError, KeyError, ValueError."""
-    machine_name, machine_version = fields["machine"]
+    machine_name, machine_version = _row(fields["machine"])
     tail = Tail(*(_number(fields[name]) for name in ("index", "epoch", "timestamp", "crc32c")))
     members_index = fields["members_index"]
     boundary = Boundary(
         tail,
         None if members_index is None else _number(members_index),
-        list(fields["members"]),
+        _row(fields["members"]),
         tuple(_pairs(fields["epochs"])),
         _octets(fields["digest"], DIGEST_BYTES),
         _features(fields["features"]) if fields["version"] == MANIFEST_VERSION_FEATURES else (),
@@ -131,7 +131,7 @@ def _manifest(fields: Mapping[str, Any]) -> Manifest:
     return Manifest(cluster_id, (str(machine_name), _number(machine_version)), boundary, chunks, sha256)
 
 
-def _features(names: Any) -> tuple[str, ...]:
+def _features(names: object) -> tuple[str, ...]:
     if type(names) is not list or not 0 < len(names) <= MAX_FEATURES or names != sorted(set(names)):
         raise ValueError(f"{names!r:.40} are not the names of features, ascending")
     if not all(type(name) is str and 0 < len(name) <= MAX_FEATURE_LENGTH for name in names):
@@ -149,18 +149,24 @@ def _check_position(boundary: Boundary) -> None:
             raise ValueError("its epochs do not ascend to its boundary")
 
 
-def _pairs(rows: Iterable[Any]) -> Iterable[tuple[int, int]]:
-    for first, second in rows:
+def _pairs(rows: object) -> Iterable[tuple[int, int]]:
+    for first, second in map(_row, _row(rows)):
         yield _number(first), _number(second)
 
 
-def _number(value: Any) -> int:
+def _row(value: object) -> list[Any]:
+    if type(value) is not list:
+        raise ValueError(f"{value!r:.40} is not an array")
+    return value
+
+
+def _number(value: object) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r:.40} is not a number")
     return value
 
 
-def _octets(value: Any, length: int) -> bytes:
+def _octets(value: object, length: int) -> bytes:
     if type(value) is not bytes or len(value) != length:
         raise ValueError(f"{length} bytes were expected")
     return value

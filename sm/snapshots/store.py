@@ -20,11 +20,11 @@ replaces it (segments of the log, or an older snapshot), `check_newest` checks t
 """
 
 import errno
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from hashlib import sha256
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from crc32c import crc32c
 
@@ -140,7 +140,7 @@ class SnapshotStore:
         held = self._manifests  # Read once: other threads replace it.
         return [held[index] for index in sorted(held)]
 
-    def members_of(self, members_index: int) -> list[list[Any]] | None:
+    def members_of(self, members_index: int) -> Sequence[Sequence[object]] | None:
         """The members of the record at `members_index`, if it is the last one below some whole snapshot; else None."""
         boundaries = (manifest.boundary for manifest in self.manifests)
         return next((boundary.members for boundary in boundaries if boundary.members_index == members_index), None)
