@@ -95,8 +95,8 @@ def _reading() -> Generator[None]:
 def _members_of(payload: bytes | memoryview, index: int) -> Members:
     """The members in the record at `index`."""
     try:
-        fields: dict[str, Any] = decode_system(payload)
-        return Members.from_record(fields["members"])
+        rows = decode_system(payload)["members"]
+        return Members.from_record(rows if isinstance(rows, list) else [rows])
     except (KeyError, TypeError, ValueError) as error:
         raise PayloadInvalid(f"the record at {index} names no members: {error!r}") from error
 

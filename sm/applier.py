@@ -338,7 +338,7 @@ class Applier:
         digest = next_digest(self.digest, header.index, header.crc32c, packed)
         return _Reply(results, refused, len(packed), digest, () if verdicts is None else verdicts.answered())
 
-    def _runs_and_commands(self, frame: Frame) -> tuple[Runs, list[object]]:
+    def _runs_and_commands(self, frame: Frame) -> tuple[Runs, Sequence[object]]:
         """The frame's runs (empty if no record has a session) and its values. Raises ApplyFailed."""
         header, payload = frame
         if header.kind == Kind.BLOB and not self._takes_blobs:

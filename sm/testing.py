@@ -256,8 +256,12 @@ def _run_child(spec: str, commands: list[object], initial: object, hash_seed: st
 
 def run_child() -> None:
     """The child process of `check_determinism`: apply the commands from stdin, write the outcome to stdout."""
-    given: Any = unpack(bytes.fromhex(sys.stdin.read()), ext=True)
-    spec, commands, initial = given
+    given = unpack(bytes.fromhex(sys.stdin.read()), ext=True)
+    match given:
+        case [str(spec), list(commands), initial]:
+            pass
+        case _:
+            raise ValueError(f"stdin holds no [machine, commands, initial]: {given!r:.40}")
     machine = _made(spec, initial)
     applier = Applier(machine)
     replies: list[str] = []

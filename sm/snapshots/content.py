@@ -103,13 +103,12 @@ class _Reader:
         self._buffer = bytearray()
         self._place = 0
 
-    def row(self) -> list[object] | None:
+    def row(self) -> object:
         """The next row, or None after the last one."""
         length = int.from_bytes(self._take(_LENGTH_BYTES), "little")
         if not length:
             return None
-        row: list[object] = unpack_trusted(self._take(length), ExtType)
-        return row
+        return unpack_trusted(self._take(length), ExtType)
 
     def rest(self) -> Iterator[bytes]:
         """Everything after the rows."""
