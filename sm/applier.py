@@ -360,7 +360,7 @@ class Applier:
             raise _failed(header, f"the payload cannot be read ({reason_of(error)})", REPORT) from error
 
     def _execute(
-        self, header: FrameHeader, commands: list[object], positions: list[int] | None, first: int, most: int
+        self, header: FrameHeader, commands: Sequence[object], positions: list[int] | None, first: int, most: int
     ) -> list[object]:
         """The results or Refused of `most` commands, from number `first` on, of those at `positions` in the frame.
 
@@ -398,7 +398,7 @@ class Applier:
         return _failed(header, f"{what} at {raised_at(error, type(self.machine))}", do, position=position)
 
     def _packed(
-        self, header: FrameHeader, commands: list[object], results: list[object]
+        self, header: FrameHeader, commands: Sequence[object], results: list[object]
     ) -> tuple[list[object], list[RefusalRow], bytes]:
         """The results (None for refused records), the refusals, and both packed as msgpack. Raises ApplyFailed."""
         try:

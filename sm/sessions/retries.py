@@ -38,7 +38,7 @@ class Verdicts:
 
     __slots__ = ("_answered", "_commands", "_copied", "_executing", "_sessions", "_timestamp")
 
-    def __init__(self, sessions: Sessions, commands: list[object], timestamp: int) -> None:
+    def __init__(self, sessions: Sessions, commands: Sequence[object], timestamp: int) -> None:
         """`timestamp` is that of the frame."""
         self._sessions = sessions
         self._timestamp = timestamp
