@@ -7,7 +7,7 @@ previous frame, so two logs with the same crc32c at the same frame are equal up 
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from quire.log import Frame
 from quire.replication.core import Promise, events
@@ -15,12 +15,10 @@ from quire.replication.core.messages import Ack, Heartbeat, HeartbeatEcho, PeerM
 from quire.sm import Applied, Manifest
 
 from .clock import Reached
+from .form import Form
+from .judged import Judged
 from .machine import Model
-from .network import Stream
 from .shadow import Held, HeldMark, HeldPromise, Named, mark_in, marks_in, promise_in
-
-if TYPE_CHECKING:
-    from .nodes import Node
 
 
 class Violation(Exception):
@@ -95,8 +93,9 @@ class Seen:
 class Checks:
     """Checks one history: the nodes call it as they act."""
 
-    def __init__(self, nodes: Iterable["Node"], trace: "list[str]", model: Model) -> None:
+    def __init__(self, nodes: Iterable[Judged], form: Form, trace: list[str], model: Model) -> None:
         self.nodes = list(nodes)
+        self._form = form
         self.counts = Counts()
         self.model = model
         self.committed: list[Held] = []
@@ -112,12 +111,12 @@ class Checks:
         self.forged: set[tuple[int, str, int]] = set()  # Promises of a stranger that claimed to lead.
         self.is_lied_to = False
         self._lost: dict[bytes, list[Held]] = {}
-        self._changes: set[int] = {named.crc32c for named in self.nodes[0].form.named.values()}
+        self._changes: set[int] = {named.crc32c for named in form.named.values()}
         """The records of members that were checked."""
         self._reached = Reached()
         self._trace = trace
 
-    def of(self, node: "Node") -> Seen:
+    def of(self, node: Judged) -> Seen:
         """What was last seen of a node's present disk."""
         seen = self.seen.get(node.disk_id)
         if seen is None:
@@ -126,7 +125,7 @@ class Checks:
 
     # Life and death
 
-    def started(self, node: "Node") -> None:
+    def started(self, node: Judged) -> None:
         """Check a node that recovered: it has what was durable, and the promise that it gave."""
         seen, shadow, log = self.of(node), node.shadow, node.running.log
         shadow.read_all()
@@ -164,7 +163,7 @@ class Checks:
         self.commits(node)
         self._restored(node, seen)
 
-    def _restored(self, node: "Node", seen: Seen) -> None:
+    def _restored(self, node: Judged, seen: Seen) -> None:
         """Check that a node continues from a complete snapshot of committed records."""
         process = node.running
         if process.snapshots.damaged:
@@ -174,17 +173,19 @@ class Checks:
         kept = [manifest.index for manifest in process.snapshots.manifests]
         if seen.snapshot_index > max(kept, default=0):
             raise Violation("a snapshot that counted is durable", node.node_id, seen.snapshot_index, kept)
-        if process.applier.applied_index != max(kept, default=0):
+        if process.machine.applier.applied_index != max(kept, default=0):
             raise Violation(
-                "a restart begins at the newest snapshot", node.node_id, process.applier.applied_index, kept
+                "a restart begins at the newest snapshot", node.node_id, process.machine.applier.applied_index, kept
             )
-        place = self._committed_place(process.applier.applied_index)
+        place = self._committed_place(process.machine.applier.applied_index)
         seen.applied_place = -1 if place is None else place
-        state = self.model.states.get(process.applier.applied_index)
-        if state != process.applier.state():
-            raise Violation("a snapshot holds the state of its index", node.node_id, process.applier.state(), state)
+        state = self.model.states.get(process.machine.applier.applied_index)
+        if state != process.machine.applier.state():
+            raise Violation(
+                "a snapshot holds the state of its index", node.node_id, process.machine.applier.state(), state
+            )
 
-    def snapshot_taken(self, node: "Node", manifest: Manifest) -> None:
+    def snapshot_taken(self, node: Judged, manifest: Manifest) -> None:
         """Rules 7 and 16: a snapshot is of committed, durable records, at a frame boundary, and equal on all nodes."""
         tail, boundary = manifest.boundary.tail, manifest.boundary
         place = self._committed_place(tail.index)
@@ -202,12 +203,12 @@ class Checks:
             seen.snapshot_index = tail.index
             self.counts.snapshots += 1
 
-    def _snapshot_on(self, node: "Node") -> int:
+    def _snapshot_on(self, node: Judged) -> int:
         """The index of the newest snapshot on a node's disk; 0 if there is none."""
         names = node.disk.names("snapshots") if "snapshots" in node.disk.names() else []
         return max((int(name) for name in names if name.isdigit()), default=0)
 
-    def below(self, node: "Node", first: int, crc: int) -> list[Held]:
+    def below(self, node: Judged, first: int, crc: int) -> list[Held]:
         """Rule 16: a log that begins at `first` begins after committed frames, and a snapshot has what is below."""
         place = self._committed_place(first)
         if place is None or self.committed[place].crc32c != crc:
@@ -216,17 +217,17 @@ class Checks:
             raise Violation("rule 16: a snapshot holds what is below the log", node.node_id, first)
         return self.committed[: place + 1]
 
-    def needed(self, node: "Node") -> int:
+    def needed(self, node: Judged) -> int:
         """Rule 16: where a node's log must begin at the latest, for its installs and, up to a limit, its streams."""
-        process, most = node.running, node.form.retention_follower_bytes
-        leader, end = process.status().leader, process.log.durable_index
+        process, most = node.running, self._form.retention_follower_bytes
+        leader, end = process.core.status().leader, process.log.durable_index
         if leader is None:
             return end
         shipped = [stream.next_index for stream in leader.streams]
         kept = [at for at in shipped if at >= end or process.log.lookup.bytes_between(at, end) <= most]
         return min([end, *kept, *(install.snapshot_index for install in leader.installs)])
 
-    def expired(self, node: "Node", before: int, needed: int) -> None:
+    def expired(self, node: Judged, before: int, needed: int) -> None:
         """Rule 16: only what is below the older of two snapshots, and below what streams and installs need, expires."""
         self.looked(node)
         lowest, process = node.running.log.bounds.lowest_index, node.running
@@ -239,7 +240,7 @@ class Checks:
         if lowest > needed:
             raise Violation("rule 16: below what streams and installs need", node.node_id, lowest, needed)
 
-    def installed(self, node: "Node", index: int) -> None:
+    def installed(self, node: Judged, index: int) -> None:
         """Rules 2 and 16: an install needs its leader's promise, and lowers neither durable_index nor commit_index."""
         seen, core = self.of(node), node.running.core
         self.counts.installs += 1
@@ -254,9 +255,9 @@ class Checks:
             raise Violation("rule 7: a snapshot holds what is committed", node.node_id, index)
         seen.applied_place = place
         state = self.model.states.get(index)
-        if state != node.running.applier.state():
+        if state != node.running.machine.applier.state():
             raise Violation(
-                "a snapshot holds the state of its index", node.node_id, node.running.applier.state(), state
+                "a snapshot holds the state of its index", node.node_id, node.running.machine.applier.state(), state
             )
 
     def _committed_place(self, index: int) -> int | None:
@@ -266,7 +267,7 @@ class Checks:
         place = bisect_left(self.ends, index)
         return place if place < len(self.ends) and self.ends[place] == index else None
 
-    def died(self, node: "Node") -> None:
+    def died(self, node: Judged) -> None:
         """Note the end of a node's process."""
         seen = self.of(node)
         self.looked(node)
@@ -275,13 +276,13 @@ class Checks:
 
     # After a step
 
-    def stepped(self, node: "Node", event: events.Event | events.AppendResult) -> None:
+    def stepped(self, node: Judged, event: events.Event | events.AppendResult) -> None:
         """Check a node after a step of its core: an event, or the result of an append."""
         self.counts.steps += 1
         process, seen = node.running, self.of(node)
         core = process.core
         self._trace.append(
-            f"{node.schedule.now} {node.node_id} {type(event).__name__} {core.promise.epoch} "
+            f"{node.clocks.schedule.now} {node.node_id} {type(event).__name__} {core.promise.epoch} "
             f"{process.log.tail.index} {core.commit_index}"
         )
         self.looked(node)
@@ -300,16 +301,16 @@ class Checks:
             self._members(node)
         seen.promised_epoch = core.promise.epoch
 
-    def _stamped(self, node: "Node", event: events.Event | events.AppendResult) -> None:
+    def _stamped(self, node: Judged, event: events.Event | events.AppendResult) -> None:
         """Rule 5: what a leader appends has the time of a majority's clocks, known to within an election timeout."""
         process, reached = node.running, self._reached
         reached.note(node.node_id, node.clocks.clock())
         if isinstance(event, events.AppendResult) and not event.stream_id and event.is_made:
             time = reached.time(voter.node_id for voter in process.core.members.voters())
-            if process.log.tail.timestamp > time + node.form.core.election_timeout_us:
+            if process.log.tail.timestamp > time + self._form.core.election_timeout_us:
                 raise Violation("rule 5: a timestamp is a majority's time", node.node_id, process.log.tail, time)
 
-    def commits(self, node: "Node") -> None:
+    def commits(self, node: Judged) -> None:
         """Check a node's commit_index, as far as its files reach."""
         seen, process = self.of(node), node.running
         commit_index = process.core.commit_index
@@ -322,7 +323,7 @@ class Checks:
                 self._durable(node, seen)
             self._commit(node, seen)
 
-    def looked(self, node: "Node") -> None:
+    def looked(self, node: Judged) -> None:
         """Check a node's disk, if it changed."""
         seen, shadow, disk = self.of(node), node.shadow, node.disk
         if disk.operations == seen.operations:
@@ -341,7 +342,7 @@ class Checks:
         if "promise" in written:
             self._promise(node, seen)
 
-    def _note_frames(self, node: "Node", place: int) -> None:
+    def _note_frames(self, node: Judged, place: int) -> None:
         """Raft 5.3, Log Matching: one leader an epoch writes one frame at an index, after one and the same log."""
         for held in node.shadow.frames[place:]:
             known = self.frames.setdefault((held.first, held.epoch), held.crc32c)
@@ -351,7 +352,7 @@ class Checks:
                 self._changes.add(held.crc32c)
                 self._members_changed(node, node.shadow.named[held.crc32c])
 
-    def _members_changed(self, node: "Node", named: Named) -> None:
+    def _members_changed(self, node: Judged, named: Named) -> None:
         """Rule 15, where a record of members stands for the first time: on the leader that appends it."""
         before = node.shadow.members_below(named.first)
         if len(before.voters ^ named.voters) > 1:
@@ -362,15 +363,14 @@ class Checks:
         if named.epoch not in self.epochs:
             raise Violation("rule 15: after epoch_start is committed", node.node_id, named)
 
-    def _members(self, node: "Node") -> None:
+    def _members(self, node: Judged) -> None:
         """Rule 15: the last record of members in the log counts, from its append until it is truncated."""
-        members = node.running.core.members
-        known = frozenset((voter.node_id, voter.disk_id) for voter in members.voters())
+        known = frozenset((voter.node_id, voter.disk_id) for voter in node.running.core.members.voters())
         named = node.shadow.members_below(node.shadow.end)
         if known != named.voters:
             raise Violation("rule 15: the members are those in the log", node.node_id, sorted(known), named)
 
-    def _truncated(self, node: "Node", seen: Seen, place: int, held: Held) -> None:
+    def _truncated(self, node: Judged, seen: Seen, place: int, held: Held) -> None:
         """Rule 9: what is truncated was never committed."""
         seen.has_truncated = False
         self.counts.truncations += 1
@@ -381,7 +381,7 @@ class Checks:
             seen.durable_index = node.running.log.durable_index
             seen.durable_crc = self._crc_before(node, seen.durable_index)
 
-    def _crc_before(self, node: "Node", index: int) -> int:
+    def _crc_before(self, node: Judged, index: int) -> int:
         place = node.shadow.place_of_end(index)
         if place is None and index <= self._snapshot_on(node):
             # It died while its log was reset after a snapshot, which holds the records below.
@@ -391,7 +391,7 @@ class Checks:
             raise Violation("indices are frame boundaries", node.node_id, index, node.shadow.ends[-3:])
         return node.shadow.frames[place].crc32c if place >= 0 else 0
 
-    def _durable(self, node: "Node", seen: Seen) -> None:
+    def _durable(self, node: Judged, seen: Seen) -> None:
         """Every record below durable_index survives a power loss on this node."""
         durable = node.running.log.durable_index
         if (lost := node.shadow.unsynced_below(durable)) is not None:
@@ -400,14 +400,14 @@ class Checks:
 
     # Promises and marks
 
-    def _promise_on_disk(self, node: "Node") -> HeldPromise:
+    def _promise_on_disk(self, node: Judged) -> HeldPromise:
         """The promise that would remain after a power loss that takes everything unsynced."""
         promise = promise_in(node.disk.durable_content("promise"))
         if promise is None:
             raise Violation("rule 1: a slot of the promise is always valid", node.node_id)
         return promise
 
-    def _promise(self, node: "Node", seen: Seen) -> None:
+    def _promise(self, node: Judged, seen: Seen) -> None:
         """Rule 1: a new promise is for a higher epoch, or for the elected leader of the same epoch."""
         promise = promise_in(node.disk.content("promise"))
         self._survived(node, seen)
@@ -425,16 +425,15 @@ class Checks:
                 )
         seen.promise = promise
 
-    def _mark(self, node: "Node", seen: Seen) -> None:
+    def _mark(self, node: Judged, seen: Seen) -> None:
         """The mark (`log/DESIGN.md`): commit_index is at most durable_index; generation and commit_index only grow."""
         marks = marks_in(node.disk.content("mark"))
         mark = max(marks, key=lambda one: one.generation, default=None)
         if mark is None:
             raise Violation("a slot of the mark is always valid", node.node_id)
         synced = mark_in(node.disk.durable_content("mark"))
-        if (
-            synced is not None and synced not in marks and not node.disk_failing
-        ):  # A failed sync may have written a newer one.
+        # A failed sync may have written a newer one.
+        if synced is not None and synced not in marks and not node.condition.disk_failing:
             raise Violation("the last synced mark is not written over", node.node_id, synced, marks)
         if mark.commit_index > mark.durable_index:
             raise Violation("the mark's commit_index is at most its durable_index", node.node_id, mark)
@@ -445,7 +444,7 @@ class Checks:
         seen.mark = mark
         self._survived(node, seen)
 
-    def _survived(self, node: "Node", seen: Seen) -> None:
+    def _survived(self, node: Judged, seen: Seen) -> None:
         """What a power loss would leave of promise and mark never falls; what was not synced may be lost."""
         promise, mark = self._promise_on_disk(node), mark_in(node.disk.durable_content("mark"))
         if promise.epoch < seen.synced_promise.epoch:
@@ -454,7 +453,7 @@ class Checks:
             raise Violation("a synced mark survives", node.node_id, seen.synced_mark, mark)
         seen.synced_promise, seen.synced_mark = promise, mark
 
-    def sent(self, node: "Node", message: PeerMessage) -> None:
+    def sent(self, node: Judged, message: PeerMessage) -> None:
         """Rule 1: a promise in an answer is on the disk of the node that answers."""
         match message:
             case VoteAnswer(asked, True):
@@ -464,7 +463,7 @@ class Checks:
                     )
                 self._answered(node, asked.epoch)
                 disk = (node.node_id, node.disk_id)
-                if not any(disk in named.voters for named in node.form.named.values()):
+                if not any(disk in named.voters for named in self._form.named.values()):
                     raise Violation("rule 15: a disk that no log names a voter promises nothing", *disk)
             case HeartbeatEcho(epoch, _, held_epoch) if held_epoch == epoch:
                 on_disk = self._promise_on_disk(node)
@@ -482,33 +481,34 @@ class Checks:
             case _:
                 pass
 
-    def _answered(self, node: "Node", epoch: int) -> None:
+    def _answered(self, node: Judged, epoch: int) -> None:
         seen = self.of(node)
         seen.answered_epoch = max(seen.answered_epoch, epoch)
 
-    def acknowledged(self, node: "Node", stream: Stream, ack: Ack) -> None:
-        """Rules 1, 2 and 8: an ack covers what is durable here and equal to the leader's log, under its promise."""
-        epoch = stream.promise_epoch
+    def acknowledged(self, node: Judged, ack: Ack, epoch: int, leader_id: str) -> None:
+        """Rules 1, 2 and 8: an ack covers what is durable here and equal to the leader's log, under its promise.
+
+        `epoch` is that of the stream's promise; `leader_id` is empty if the leader's process has ended.
+        """
         on_disk, promised = self._promise_on_disk(node), self.of(node).promised_epoch
         if not on_disk.epoch == promised == epoch:
             raise Violation("rule 2: an ack under its leader's promise alone", node.node_id, on_disk, promised, epoch)
         index = ack.durable_index
         if (lost := node.shadow.unsynced_below(index)) is not None:
             raise Violation("rule 2: an ack after the flush", node.node_id, index, lost)
-        leader = stream.leader
-        if leader.life == stream.leader_life and isinstance(leader, type(node)) and leader.leads:
-            if leader.running.core.promise.epoch == epoch:
-                place = node.shadow.place_of_end(index)
-                theirs = leader.shadow.place_of_end(index)
-                if place is None or place != theirs:
-                    raise Violation("rule 8: an ack names the leader's boundary", node.node_id, index)
-                if place >= 0 and node.shadow.frames[place] != leader.shadow.frames[place]:
-                    raise Violation("rule 8: a divergent suffix is not acknowledged", node.node_id, index)
+        leader = next((other for other in self.nodes if other.node_id == leader_id), None)
+        if leader is not None and leader.leads and leader.running.core.promise.epoch == epoch:
+            place = node.shadow.place_of_end(index)
+            theirs = leader.shadow.place_of_end(index)
+            if place is None or place != theirs:
+                raise Violation("rule 8: an ack names the leader's boundary", node.node_id, index)
+            if place >= 0 and node.shadow.frames[place] != leader.shadow.frames[place]:
+                raise Violation("rule 8: a divergent suffix is not acknowledged", node.node_id, index)
         self._answered(node, epoch)
 
     # Leaders and commits
 
-    def _leads(self, node: "Node", epoch: int, incarnation: int) -> None:
+    def _leads(self, node: Judged, epoch: int, incarnation: int) -> None:
         """Rules 1 and 5: one leader per epoch, and it has all that was committed before (Raft 5.4.3)."""
         voters = node.shadow.members_below(node.shadow.end).voters
         if (node.node_id, node.disk_id) not in voters:
@@ -528,7 +528,7 @@ class Checks:
         self.counts.elections += 1
         self.elections[epoch] = Election(node.node_id, incarnation, [held.crc32c for held in frames])
 
-    def _commit(self, node: "Node", seen: Seen) -> None:
+    def _commit(self, node: Judged, seen: Seen) -> None:
         """Rule 7; and a committed record never changes."""
         index = min(node.running.core.commit_index, node.shadow.end)
         place = node.shadow.place_of_end(index)
@@ -543,7 +543,7 @@ class Checks:
             self._extend(node, frames[len(self.committed) : place + 1])
         seen.commit_index, seen.commit_place = index, place
 
-    def _extend(self, node: "Node", frames: list[Held]) -> None:
+    def _extend(self, node: Judged, frames: list[Held]) -> None:
         led, index = node.running.core.leading_promise or self.of(node).leading, frames[-1].end
         if led is None:  # It may have led until this step, in which it committed and then promised another.
             raise Violation("a leader commits first", node.node_id, index)
@@ -573,13 +573,13 @@ class Checks:
         durable_index = self.seen[disk_id].durable_index if disk_id in self.seen else 0
         return place < len(frames) and frames[place] == held and durable_index >= held.end
 
-    def lost_disk(self, node: "Node") -> None:
+    def lost_disk(self, node: Judged) -> None:
         """Note the loss of a node's disk: what it acknowledged may still count."""
         self._lost[node.disk_id] = list(node.shadow.frames)
 
     # Applying
 
-    def applied(self, node: "Node", frame: Frame, applied: Applied, digest: bytes) -> None:
+    def applied(self, node: Judged, frame: Frame, applied: Applied, digest: bytes) -> None:
         """Rules 7 and 17: only committed, durable records are applied; digests are equal at equal index."""
         seen = self.of(node)
         seen.applied_place += 1

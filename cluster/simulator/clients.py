@@ -17,8 +17,8 @@ from ..errors import ClusterError
 from ..node.pending import WriteReply
 from .checks import Checks, Violation
 from .clock import MILLISECOND, Schedule
-from .nodes import Node
-from .process import Reader
+from .node.node import Node
+from .node.reads import Reader
 
 MAX_UNDER_WAY = 3
 GONE = frozenset({"SESSION_FENCED", "SESSION_EXPIRED"})
@@ -229,9 +229,9 @@ class Client:
             def answer(state: Any, applied_index: int) -> None:
                 self.receives(attempt, lambda: self.read(operation, state, applied_index))
 
-            node.read(Reader(answer, lambda: self.receives(attempt, lambda: self.failed(attempt))))
+            node.running.reads.begin(Reader(answer, lambda: self.receives(attempt, lambda: self.failed(attempt))))
             return
-        node.propose(self._write_of(operation, attempt))
+        node.running.writes.propose(self._write_of(operation, attempt))
 
     def _write_of(self, operation: Operation, attempt: Attempt) -> Write[Attempt]:
         commands = operation.commands

@@ -14,10 +14,11 @@ from .checks import Checks, Counts, Violation
 from .clients import Client, Order
 from .clock import SECOND, START_CLOCK, Clocks, Schedule
 from .disks import Latency
+from .form import Form
 from .machine import Model
 from .nemesis import Nemesis
 from .network import Link, Network
-from .nodes import Form, Node
+from .node.node import Node
 from .permanent.phase import PermanentPhase
 from .permanent.prober import Prober, Unavailability
 from .plan import ELECTION_US, Plan, calm
@@ -65,8 +66,8 @@ class History:
             ahead = random.randint(-settings.clock_ahead_us, settings.clock_ahead_us) // 2
             node.clocks = Clocks(self.schedule, rate, ahead)
             node.latency = Latency(*settings.sync_us)
-            node.apply_us = settings.apply_us
-        self.checks = Checks(self.nodes, self.trace, Model(settings.max_sessions))
+            node.condition.apply_us = settings.apply_us
+        self.checks = Checks(self.nodes, form, self.trace, Model(settings.max_sessions))
         for node in self.nodes:
             node.checks = self.checks
             self.network.ends[node.node_id] = node
@@ -169,7 +170,7 @@ class History:
         settings = self.nemesis.settings = calm(self.settings)
         self.network.weather = settings.weather
         for node in self.nodes:
-            node.apply_us = settings.apply_us
+            node.condition.apply_us = settings.apply_us
 
     def _until(self, time: int) -> None:
         while self.schedule.now < time:
@@ -178,7 +179,7 @@ class History:
     def _nominate(self, count: int) -> None:
         """The control plane after the faults: nominate one voter after the other until one serves."""
         voters = [node for node in self.nodes if node.counts]
-        if self.is_nominating and not any(node.process and node.process.role.serving for node in voters):
+        if self.is_nominating and not any(node.process and node.process.standing.role.serving for node in voters):
             candidate = voters[count % len(voters)]
             for node in voters:
                 node.nominated = node is candidate
@@ -198,25 +199,28 @@ class History:
 
     def _is_settled(self) -> bool:
         running = [node.process for node in self.nodes if node.process is not None]
-        served = any(process.role.serving for process in running)
+        served = any(process.standing.role.serving for process in running)
         is_idle = all(client.is_idle for client in self.clients) and not self.nemesis.promoting
         if not served or len(running) < len(self.nodes) or not is_idle:
             return False
         tail = running[0].log.tail
         return all(
             process.log.tail == tail
-            and process.log.durable_index == process.core.commit_index == process.applier.applied_index == tail.index
-            and process.applier.digest == running[0].applier.digest
+            and process.log.durable_index
+            == process.core.commit_index
+            == process.machine.applier.applied_index
+            == tail.index
+            and process.machine.applier.digest == running[0].machine.applier.digest
             for process in running
         )
 
     def _describe(self, node: Node) -> str:
         if node.process is None:
             return f"{node.node_id}: down"
-        process, status = node.running, node.running.status()
+        process, status = node.running, node.running.core.status()
         return (
-            f"{node.node_id}: {process.role.role} {status.promise} tail {process.log.tail[:2]} durable "
-            f"{process.log.durable_index} commit {status.commit_index} applied {process.applier.applied_index} "
+            f"{node.node_id}: {process.standing.role.role} {status.promise} tail {process.log.tail[:2]} durable "
+            f"{process.log.durable_index} commit {status.commit_index} applied {process.machine.applier.applied_index} "
             f"follows {status.following} matched {status.is_matched} nominated {node.nominated}"
         )
 

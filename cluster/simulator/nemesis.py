@@ -12,7 +12,7 @@ from quire.replication.core.changing import AlreadyVoter, Changed, Outcome
 from .checks import Checks, Violation
 from .clock import MILLISECOND, Schedule
 from .network import Network
-from .nodes import Node
+from .node.node import Node
 from .plan import Fault, Settings
 from .stranger import Stranger
 
@@ -104,7 +104,7 @@ class Nemesis:
                 self._fuses[node.node_id] = str(values[0]), lasts
             case "pause":
                 if node.backlog is None:
-                    node.backlog = []
+                    node.pause()
                     self.schedule.later(lasts, self._resume, node, node.life)
             case "clock":
                 node.clocks.ahead += lasts
@@ -199,7 +199,7 @@ class Nemesis:
 
     def _fail_disk(self, node: Node, what: str) -> None:
         random = node.disk.random
-        node.disk_failing = True
+        node.condition.disk_failing = True
 
         def fails(operation: str, name: str) -> bool:
             return operation == "sync" and (what == "any" or what in name) and random.random() < 0.5
@@ -261,8 +261,9 @@ class Nemesis:
         if why == "fuse":
             self._die(node, *self._fuses.get(node.node_id, ("kill", 100 * MILLISECOND)))
             return
-        if not node.disk_failing or not node.halt_reason.startswith(DISK_TROUBLE):
-            raise Violation("a node halts only when its disk fails", node.node_id, node.halt_reason)
+        reason = node.running.health.halt_reason
+        if not node.condition.disk_failing or not reason.startswith(DISK_TROUBLE):
+            raise Violation("a node halts only when its disk fails", node.node_id, reason)
         self._die(node, "kill", 100 * MILLISECOND)
 
     def _stop(self, node: Node, lasts: int) -> None:
@@ -272,7 +273,7 @@ class Nemesis:
             try:
                 node.stop_cleanly()
             except LogError:
-                if not node.disk_failing:
+                if not node.condition.disk_failing:
                     raise
 
         node.backlog = None
@@ -307,7 +308,7 @@ class Nemesis:
             self._die(node, how, lasts)
         except (OSError, LogError, PromiseLost) as error:
             reads_only = isinstance(error, OSError) or type(error).__name__ in ("LogReadOnly", "DiskFull")
-            if not reads_only or not (node.disk_failing or node.disk.full):
+            if not reads_only or not (node.condition.disk_failing or node.disk.full):
                 raise Violation("a node starts", node.node_id, repr(error)) from error
             self._die(node, "kill", RETRY_START_US)
 

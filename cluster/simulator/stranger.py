@@ -7,7 +7,6 @@ that.
 """
 
 from random import Random
-from typing import TYPE_CHECKING
 
 from quire.replication.core import Promise, events
 from quire.replication.core.messages import (
@@ -24,9 +23,7 @@ from quire.replication.core.messages import (
 from quire.replication.net.wire import decode_peer, encode
 
 from .checks import Checks
-
-if TYPE_CHECKING:
-    from .nodes import Node
+from .node.node import Node
 
 WORDS = (
     "pre_vote",
@@ -52,12 +49,12 @@ OFTEN_ABOVE = 0.6
 class Stranger:
     """Sends messages to one node at a time, in the name of another member."""
 
-    def __init__(self, seed: int, nodes: "list[Node]", checks: Checks) -> None:
+    def __init__(self, seed: int, nodes: list[Node], checks: Checks) -> None:
         self._random = Random(f"{seed}/stranger")
         self._nodes = nodes
         self._checks = checks
 
-    def speak(self, target: "Node", word: str) -> None:
+    def speak(self, target: Node, word: str) -> None:
         """Send a message of this kind to a running node."""
         other = self._random.choice([node for node in self._nodes if node is not target])
         if word == "vote_request" and not target.counts:
@@ -71,9 +68,9 @@ class Stranger:
         disk_id = other.disk_id if self._random.random() < 0.7 else self._random.randbytes(16)
         target.run(target.life, target.step, events.Received(other.node_id, disk_id, heard))
 
-    def _message(self, target: "Node", other: "Node", word: str) -> CoreMessage:
+    def _message(self, target: Node, other: Node, word: str) -> CoreMessage:
         random = self._random
-        held = target.running.status().promise
+        held = target.running.core.status().promise
         ours = held.epoch
         epoch, last = self._epoch(ours), Last(random.choice((0, self._epoch(ours))), random.choice((1, 2**40, HIGHEST)))
         promise = Promise(epoch, other.node_id, random.getrandbits(63))

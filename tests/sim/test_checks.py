@@ -4,7 +4,7 @@ import pytest
 
 from quire.cluster.simulator.checks import Violation
 from quire.cluster.simulator.history import History, run
-from quire.cluster.simulator.nodes import Node
+from quire.cluster.simulator.node.node import Node
 from quire.cluster.simulator.plan import Plan, plan_of
 from quire.cluster.simulator.shadow import mark_in, promise_in
 from quire.log.simulated.faulty import Keep
@@ -47,7 +47,7 @@ def test_a_mark_whose_sync_fails_stops_the_node_and_may_fall_with_the_power_thou
     history = quiet_history()
     node = node_with_an_unsynced_mark(history)
     before = mark_in(node.disk.content("mark"))
-    node.disk_failing = True
+    node.condition.disk_failing = True
     node.disk.failing = lambda operation, name: operation == "sync" and name == "mark"
     node.disk.chance = nothing  # type: ignore[method-assign]  # What it did not sync is lost.
     for _ in range(LIMIT_CALLS):

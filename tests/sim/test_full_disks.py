@@ -13,9 +13,9 @@ from quire.cluster.errors import ClusterError
 from quire.cluster.node.pending import WriteReply
 from quire.cluster.simulator.clock import SECOND
 from quire.cluster.simulator.history import History
-from quire.cluster.simulator.nodes import Node
+from quire.cluster.simulator.node.node import Node
+from quire.cluster.simulator.node.reads import Reader
 from quire.cluster.simulator.plan import ELECTION_US, Plan, calm, settings_of
-from quire.cluster.simulator.process import Reader
 from quire.log import LogOptions, encode_records
 from quire.replication import Reason, Write
 from quire.replication.core import CoreOptions
@@ -79,8 +79,8 @@ class FullCluster:
         if leader is not None:
             command = str(self._turns).ljust(writer.size)
             write = Write(encode_records([command]), 1, owner=writer)
-            leader.run(leader.life, leader.propose, write)
-            leader.run(leader.life, leader.read, Reader(self._has_read, lambda: None))
+            leader.run(leader.life, leader.running.writes.propose, write)
+            leader.run(leader.life, leader.running.reads.begin, Reader(self._has_read, lambda: None))
         self.schedule.later(WRITES_EVERY_US, self._ask)
 
     def _has_read(self, *_: object) -> None:
@@ -88,11 +88,11 @@ class FullCluster:
 
     @property
     def leader(self) -> Node | None:
-        return next((node for node in self.nodes if node.process and node.process.role.serving), None)
+        return next((node for node in self.nodes if node.process and node.process.standing.role.serving), None)
 
     @property
     def levels(self) -> list[Level]:
-        return [node.running.status().fitness.level for node in self.nodes]
+        return [node.running.core.status().fitness.level for node in self.nodes]
 
     @property
     def epoch(self) -> int:

@@ -6,7 +6,7 @@ from quire.replication.core.fitness import Level
 
 from ..checks import Violation
 from ..clock import MILLISECOND
-from ..nodes import Node
+from ..node.node import Node
 from ..plan import ELECTION_US
 from .faults import PermanentFault
 
@@ -45,7 +45,7 @@ class FitnessReports:
             Violation: a healthy node has long reported a fault, or a faulty one none.
         """
         for node, expected in self._expected.items():
-            level = node.running.status().fitness.level if node.process is not None else expected
+            level = node.running.core.status().fitness.level if node.process is not None else expected
             if level == expected or self._does_not_show(node, expected, now):
                 self._true_at[node] = now
             elif now - self._true_at[node] > KNOWN_AFTER_US:
@@ -57,7 +57,7 @@ class FitnessReports:
             return node.latency.busy_until <= now
         if level is Level.SLOW_DISK:
             return now - self._grew_at(node, now) > QUIET_AFTER_US
-        status, applier = node.running.status(), node.running.applier
+        status, applier = node.running.core.status(), node.running.machine.applier
         return level is Level.MACHINE_FAILED and applier.applied_index >= status.commit_index
 
     def _grew_at(self, node: Node, now: int) -> int:

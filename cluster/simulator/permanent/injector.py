@@ -7,7 +7,7 @@ from quire.log.simulated import faulty
 from ..clock import MILLISECOND, SECOND
 from ..nemesis import Nemesis
 from ..network import Network
-from ..nodes import Node
+from ..node.node import Node
 from ..plan import ELECTION_US
 from .faults import PermanentFault
 
@@ -32,7 +32,7 @@ class Injector:
 
     def inject(self, node: Node, fault: PermanentFault) -> None:
         """Give a node a fault."""
-        node.is_faulty = True
+        node.condition.is_faulty = True
         faults = self._nemesis.checks.counts.faults
         faults[fault.kind] = faults.get(fault.kind, 0) + 1
         match fault.kind, fault.values:
@@ -69,9 +69,9 @@ class Injector:
         self._network.fetches_nothing.clear()
         self._network.end_cut(self._cut)
         for node in nodes:
-            if node.machine_is_broken and node.runs:
+            if node.condition.machine_is_broken and node.runs:
                 self._nemesis.kill(node, BACK_AFTER_US[0])
-            node.is_faulty = node.machine_is_broken = False
+            node.condition.is_faulty = node.condition.machine_is_broken = False
         self._nemesis.heal()
 
     def _others(self, node: Node) -> list[str]:

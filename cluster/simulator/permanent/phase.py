@@ -8,7 +8,7 @@ from ..checks import Violation
 from ..clock import MILLISECOND, SECOND
 from ..nemesis import Nemesis
 from ..network import Network
-from ..nodes import Node
+from ..node.node import Node
 from ..plan import ELECTION_US
 from .faults import LASTS_ELECTIONS, PermanentFault, PermanentFaults
 from .fitness import CHECKED_EVERY_US, FitnessReports

@@ -5,9 +5,8 @@ from typing import Any
 
 from ..clients import Attempt, Client, Operation
 from ..clock import MILLISECOND
-from ..nodes import Node
+from ..node.node import Node
 from ..plan import ELECTION_US
-from ..process import Reader
 
 PROBES_EVERY_US = 40 * MILLISECOND
 READS = 3
@@ -73,28 +72,16 @@ class Prober(Client):
 
     def _at_node(self, node: Node, attempt: Attempt) -> None:
         if node.leads:
-            self._at_leader(node, node.life, attempt)
+            node.run(node.life, self._ask, node, attempt)
             return
-        following = node.process.status().following if node.process is not None else None
+        following = node.process.core.status().following if node.process is not None else None
         leader = next((other for other in self.nodes if following and other.node_id == following.candidate), None)
         if leader is not None and leader.runs and not self._is_cut(node, leader):
-            self.schedule.later(self._delay(), self._at_leader, leader, leader.life, attempt)
+            self.schedule.later(self._delay(), leader.run, leader.life, self._ask, leader, attempt)
 
     def _is_cut(self, node: Node, leader: Node) -> bool:
         cut = node.network.cut
         return (node.node_id, leader.node_id) in cut or (leader.node_id, node.node_id) in cut
-
-    def _at_leader(self, leader: Node, life: int, attempt: Attempt) -> None:
-        if attempt.operation.kind == "read":
-            leader.run(life, leader.read, self._reader(attempt))
-        else:
-            leader.run(life, leader.propose, self._write_of(attempt.operation, attempt))
-
-    def _reader(self, attempt: Attempt) -> Reader:
-        def answer(state: Any, applied_index: int) -> None:
-            self.receives(attempt, lambda: self.read(attempt.operation, state, applied_index))
-
-        return Reader(answer, lambda: self.receives(attempt, lambda: self.failed(attempt)))
 
     def read(self, operation: Operation, state: Any, applied_index: int) -> None:
         """Check an answer, and note when it came."""

@@ -1,0 +1,58 @@
+"""What the checks see of a node, and no more: its disk, its clocks, and the positions of its process."""
+
+from typing import Protocol
+
+from quire.log import Log
+from quire.replication.core import Core
+from quire.sm import Applier, SnapshotStore
+
+from .clock import Clocks
+from .disks import SimDisk
+from .form import Condition
+from .shadow import Shadow
+
+
+class JudgedMachine(Protocol):
+    """The machine of a process."""
+
+    applier: Applier
+    """Another one after an install."""
+
+
+class JudgedProcess(Protocol):
+    """A running process."""
+
+    log: Log
+    core: Core
+    snapshots: SnapshotStore
+
+    @property
+    def machine(self) -> JudgedMachine:
+        """What it has applied."""
+        ...
+
+
+class Judged(Protocol):
+    """A node."""
+
+    node_id: str
+    disk_id: bytes
+    disk: SimDisk
+    shadow: Shadow
+    clocks: Clocks
+    condition: Condition
+
+    @property
+    def leads(self) -> bool:
+        """Whether it believes it is the leader."""
+        ...
+
+    @property
+    def process(self) -> JudgedProcess | None:
+        """Its process; None while it is down."""
+        ...
+
+    @property
+    def running(self) -> JudgedProcess:
+        """Its process; only while it runs."""
+        ...

@@ -1,0 +1,1 @@
+"""A simulated node: the machine, which outlives a crash, and its process, which does not."""

@@ -1,0 +1,46 @@
+"""One life of a node, from a start to a crash: what the parts of its process get from the machine around them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from quire.sm import Sessions
+
+from ..checks import Checks
+from ..clock import Schedule
+from ..form import Form
+from ..judged import Judged
+from ..machine import Tally
+from ..network import End
+
+
+class Host(End, Judged, Protocol):
+    """The machine on which a process runs: an end of the network, and what the checks look at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One life of a node. `number` counts the lives, so that a call meant for an earlier one is dropped."""
+
+    node: Host
+    number: int
+    form: Form
+    checks: Checks
+    schedule: Schedule
+    random: Random
+    snapshot_random: Random
+
+    def later(self, delay: int, call: Callable[..., None], *arguments: object) -> None:
+        """Call after a delay, unless this life has ended."""
+        self.schedule.later(delay, self.node.run, self.number, call, *arguments)
+
+    def new_machine(self) -> Tally:
+        """An empty state machine, broken if the node's is."""
+        machine = Tally()
+        machine.is_broken = self.node.condition.machine_is_broken
+        return machine
+
+    def new_sessions(self) -> Sessions:
+        """An empty table of sessions."""
+        return Sessions(max_sessions=self.form.max_sessions)
