@@ -3,7 +3,8 @@
 from .archive.archive import ArchiveSummary, archive
 from .replay.difference import Difference
 from .replay.replay import ReplaySummary, replay
-from .report.report import Report, report
+from .report.figures import Report
+from .report.report import report
 from .scrub.scrub import ScrubbedNode, ScrubSummary, scrub
 from .scrub.walk import Finding
 

@@ -9,7 +9,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .report import Report
+    from .figures import Report
 
 SHOWN_EPOCHS = 200
 """How many leaderships the page lists: the latest ones."""

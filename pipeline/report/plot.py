@@ -13,7 +13,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
 if TYPE_CHECKING:
-    from .report import Report
+    from .figures import Report
 
 WIDTH_INCHES = 11.0
 PANEL_INCHES = 2.9

@@ -11,8 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quire.log.json_text import to_json
 from quire.log.packing import Skimmer
@@ -22,9 +21,10 @@ from ..origin.origin import Bounds, Origin, Stretch
 from ..pieces import Progress, absolute, no_progress, refuse_ranges, spread, whole_frames
 from ..source.options import SourceOptions, parse_path
 from ..source.reading import open_origin
+from .figures import NodeLag, Report
 from .page import page_of
 from .plot import DARK, LIGHT, plot
-from .tally import OTHER, EpochStart, Tally, TallyPiece, tally
+from .tally import OTHER, Tally, TallyPiece, tally
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,53 +35,6 @@ SHOWN_OPERATIONS = 7
 NODE_TIMEOUT_S = 10.0
 SECOND = 1_000_000
 WIDTHS_S = [0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 6 * 3600, 86_400, 7 * 86_400]
-
-
-@dataclass(slots=True)
-class NodeLag:
-    """How far a node currently lags behind its leader; None if its status does not say."""
-
-    server: str
-    role: str
-    records: int | None
-    bytes: int | None
-    seconds: float | None
-
-
-@dataclass(slots=True)
-class Report:
-    """The content of the pages. Times are seconds since 1970; lists have one value for each bucket of time."""
-
-    cluster_id: str
-    from_index: int
-    to_index: int
-    records: int
-    frames: int
-    log_bytes: int
-    start: float
-    bucket_s: float
-    operations: dict[str, list[int]]
-    """Records by operation, the most frequent first."""
-    pauses_s: list[float]
-    """The longest pause between two frames."""
-    epochs: list[EpochStart]
-    lag: list[NodeLag]
-    seconds: float = 0.0
-    files: list[str] = field(default_factory=list[str])
-
-    @property
-    def span_s(self) -> float:
-        """From the start of the first bucket to the end of the last."""
-        return self.bucket_s * len(self.pauses_s)
-
-    @property
-    def peak(self) -> float:
-        """Records/s in the fullest bucket."""
-        return max(map(sum, zip(*self.operations.values(), strict=True)), default=0) / self.bucket_s
-
-    def document(self) -> dict[str, Any]:
-        """The report as a JSON document."""
-        return asdict(self) | {"epochs": [each._asdict() for each in self.epochs]}
 
 
 def report(

@@ -14,9 +14,10 @@ import pytest
 
 from quire.log import Kind, LogOptions, Record, encode_blob, encode_frame, encode_records, encode_system
 from quire.pipeline.jobs import Report, archive, report
+from quire.pipeline.report.figures import NodeLag
 from quire.pipeline.report.page import page_of
 from quire.pipeline.report.plot import DARK, LIGHT, plot, shown_seconds
-from quire.pipeline.report.report import BUCKETS, SHOWN_OPERATIONS, NodeLag
+from quire.pipeline.report.report import BUCKETS, SHOWN_OPERATIONS
 from quire.pipeline.report.tally import EpochStart
 from quire.pipeline.source.options import SourceOptions
 from tests.pipeline.logs import SECOND, START, append_and_flush, every_kind, writing
