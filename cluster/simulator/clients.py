@@ -7,7 +7,6 @@ unknown, and the client does not send that command again.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
 
 from quire.log import Kind, encode_blob, encode_records, encode_system
 from quire.replication import Reason, Write
@@ -92,7 +91,7 @@ class Operation:
 
     kind: str
     began: int
-    commands: list[Any] = field(default_factory=list)
+    commands: list[object] = field(default_factory=list[object])
     session: int = 0
     sequence: int = 0
     expected_index: int | None = None
@@ -172,15 +171,16 @@ class Client:
             if not any(operation.kind == "open" for operation in self.under_way):
                 self._begin(Operation("open", self.order.began(), [("open", self._name())], session=-1))
         else:
-            commands: list[Any] = [next(self._numbers) for _ in range(random.choice((1, 1, 1, 2, 3)))]
+            commands: list[object] = [next(self._numbers) for _ in range(random.choice((1, 1, 1, 2, 3)))]
             self._begin(Operation("write", self.order.began(), commands, self.session, self.sequence + 1))
             self.sequence += len(commands)
 
     def _write_without_session(self) -> Operation:
         random, habits = self.random, self.habits
-        operation = Operation("write", self.order.began(), [next(self._numbers)])
+        number = next(self._numbers)
+        operation = Operation("write", self.order.began(), [number])
         if random.random() < habits.blob_chance:
-            operation.commands = [b"blob %d" % operation.commands[0] + bytes(random.randint(0, 200))]
+            operation.commands = [b"blob %d" % number + bytes(random.randint(0, 200))]
         if random.random() < habits.expecting_chance:
             operation.expected_index = (self.checks.ends[-1] if self.checks.ends else 0) + random.choice((0, 0, 0, 1))
         return operation
@@ -226,7 +226,7 @@ class Client:
         operation = attempt.operation
         if operation.kind == "read":
 
-            def answer(state: Any, applied_index: int) -> None:
+            def answer(state: object, applied_index: int) -> None:
                 self.receives(attempt, lambda: self.read(operation, state, applied_index))
 
             node.running.reads.begin(Reader(answer, lambda: self.receives(attempt, lambda: self.failed(attempt))))
@@ -297,7 +297,7 @@ class Client:
         if operation in self.under_way:
             self.under_way.remove(operation)
 
-    def read(self, operation: Operation, state: Any, applied_index: int) -> None:
+    def read(self, operation: Operation, state: object, applied_index: int) -> None:
         """Check a read's answer: the state at its applied index, and linearizable."""
         if state != self.checks.model.states.get(applied_index):
             known = self.checks.model.states.get(applied_index)
@@ -339,10 +339,16 @@ class Client:
         if GONE & set(refused.values()):
             self.session = 0  # Evicted, or fenced by a late request of its own: open again.
         if operation.kind == "open" and not refused:
-            opened = reply.results[0]
-            self.session, self.sequence = opened["session"], opened["sequence"]
+            self._opened(reply.results[0])
         self._end(operation)
         self.acknowledged(operation)
+
+    def _opened(self, result: object) -> None:
+        match result:
+            case {"session": int(session), "sequence": int(sequence)}:
+                self.session, self.sequence = session, sequence
+            case _:
+                raise Violation("an opened session has a number and a sequence", result)
 
     def acknowledged(self, operation: Operation) -> None:
         """Note a write with a correct answer. A prober measures here."""

@@ -6,7 +6,6 @@ The schedule is one queue of calls, ordered by time and, at equal times, by orde
 import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 SECOND = 1_000_000
 MILLISECOND = 1_000
@@ -27,14 +26,14 @@ class Schedule:
         self.now = 0
         self._order = 0
         self._calls = 0
-        self._queue: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._queue: list[tuple[int, int, Callable[..., None], tuple[object, ...]]] = []
 
-    def at(self, time: int, call: Callable[..., None], *arguments: Any) -> None:
+    def at(self, time: int, call: Callable[..., None], *arguments: object) -> None:
         """Call at a time; at once if that has passed."""
         self._order += 1
         heapq.heappush(self._queue, (max(time, self.now), self._order, call, arguments))
 
-    def later(self, delay: int, call: Callable[..., None], *arguments: Any) -> None:
+    def later(self, delay: int, call: Callable[..., None], *arguments: object) -> None:
         """Call after a delay."""
         self.at(self.now + delay, call, *arguments)
 

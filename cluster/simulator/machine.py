@@ -4,22 +4,22 @@
 each answer independently, with the plainest code.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 from zlib import crc32
 
-from quire.log import Frame, Kind, decode_blob, decode_runs, decode_system, decode_values, pack, unpack
+from quire.log import Frame, Kind, Value, decode_blob, decode_runs, decode_system, decode_values, pack, unpack
 from quire.sm import MAX_SESSIONS, Context, Refused
 
 REFUSED_EVERY = 23
 
 
-def next_chain(chain: int, command: Any) -> int:
+def next_chain(chain: int, command: object) -> int:
     """The chain after one more command."""
     return crc32(pack(command), chain)
 
 
-def is_refused(command: Any) -> bool:
+def is_refused(command: object) -> bool:
     """Whether `apply` refuses it."""
     return isinstance(command, int) and command % REFUSED_EVERY == 0
 
@@ -31,14 +31,14 @@ class Tally:
     version = 1
     takes_blobs = True
 
-    def __init__(self, initial: Any = None) -> None:
+    def __init__(self, initial: object = None) -> None:
         self.count, self.chain = 0, 0
         self.is_broken = False
 
-    def check(self, command: Any) -> None:
+    def check(self, command: object) -> None:
         return
 
-    def apply(self, command: Any, context: Context) -> Any:
+    def apply(self, command: object, context: Context) -> Value:
         if self.is_broken:
             raise MemoryError("this machine has no memory left")
         if is_refused(command):
@@ -47,27 +47,30 @@ class Tally:
         self.chain = next_chain(self.chain, command)
         return [self.count, self.chain]
 
-    def query(self, request: Any) -> Any:
+    def query(self, request: object) -> Value:
         return [self.count, self.chain]
 
     def snapshot(self) -> Iterator[bytes]:
         return iter((pack([self.count, self.chain]),))
 
     def restore(self, chunks: Iterable[bytes]) -> None:
-        state: Any = unpack(b"".join(chunks))
-        self.count, self.chain = state
+        match unpack(b"".join(chunks)):
+            case [int(count), int(chain)]:
+                self.count, self.chain = count, chain
+            case other:
+                raise ValueError(f"{other!r} is not a tally")
 
 
 class Reply(NamedTuple):
     """The answer to a record: a result, or the code of a refusal."""
 
-    result: Any
+    result: object
     code: str | None = None
 
 
 class _Session:
     def __init__(self) -> None:
-        self.replies: list[tuple[Any, Reply]] = []
+        self.replies: list[tuple[object, Reply]] = []
 
 
 class ModelBroken(Exception):
@@ -84,10 +87,10 @@ class Model:
         self._names: dict[str, int] = {}
         self._fenced: list[int] = []
         self.replies: list[list[Reply]] = []
-        self.at: dict[int, tuple[Any, Reply]] = {}
-        self.executed_at: dict[Any, int] = {}
+        self.at: dict[int, tuple[object, Reply]] = {}
+        self.executed_at: dict[object, int] = {}
         self.states: dict[int, list[int]] = {0: [0, 0]}
-        self.never: set[Any] = set()
+        self.never: set[object] = set()
         """Commands that a leader reported as not appended."""
 
     def apply(self, frame: Frame) -> list[Reply]:
@@ -105,10 +108,11 @@ class Model:
         self.states[header.next_index] = [self._tally.count, self._tally.chain]
         return replies
 
-    def _system(self, index: int, fields: dict[str, Any]) -> list[Reply]:
+    def _system(self, index: int, fields: Mapping[str, object]) -> list[Reply]:
         if fields["type"] != "open_session":
             return []
-        name = fields.get("name")
+        found = fields.get("name")
+        name = found if isinstance(found, str) else None
         old = self._names.get(name) if name else None
         if old is None and not self._has_room():
             reply = Reply(None, "SESSIONS_FULL")
@@ -157,7 +161,7 @@ class Model:
                 replies.append(reply)
         return replies
 
-    def _command(self, index: int, session: int, sequence: int, command: Any) -> Reply:
+    def _command(self, index: int, session: int, sequence: int, command: object) -> Reply:
         if command in self.never:
             raise ModelBroken(f"{command} is at {index}, but a leader reported that it was not appended")
         if not session:
@@ -175,7 +179,7 @@ class Model:
         known.replies.append((command, reply))
         return reply
 
-    def _execute(self, index: int, command: Any) -> Reply:
+    def _execute(self, index: int, command: object) -> Reply:
         if command in self.executed_at:
             raise ModelBroken(f"{command} executes at {self.executed_at[command]} and again at {index}")
         self.executed_at[command] = index

@@ -9,7 +9,7 @@ twice, the second time late and out of order, as on a replaced connection.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Protocol
+from typing import Protocol
 
 from quire.log import FEATURES
 from quire.replication.core import actions, events
@@ -56,7 +56,7 @@ class End(Protocol):
         """Whether it has a process."""
         ...
 
-    def run(self, life: int, call: Callable[..., None], *arguments: Any) -> None:
+    def run(self, life: int, call: Callable[..., None], *arguments: object) -> None:
         """Call in its process with that number, if that still runs."""
         ...
 
@@ -94,12 +94,12 @@ class Pipe:
         self._network = network
         self._route = (source, target)
         self._clear_at = 0
-        self._waiting: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self._waiting: list[tuple[Callable[..., None], tuple[object, ...]]] = []
         self.broken = False
         self.silent = False
         """It drops everything, and neither end notices."""
 
-    def put(self, arrive: Callable[..., None], *arguments: Any) -> None:
+    def put(self, arrive: Callable[..., None], *arguments: object) -> None:
         """Deliver by calling `arrive` with the arguments, after a delay."""
         if self.silent:
             return
@@ -107,7 +107,7 @@ class Pipe:
         self._clear_at = max(self._clear_at, schedule.now + self._network.delay(self._route))
         schedule.at(self._clear_at, self._come_out, arrive, arguments)
 
-    def _come_out(self, arrive: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    def _come_out(self, arrive: Callable[..., None], arguments: tuple[object, ...]) -> None:
         if self.broken:
             return
         if self._waiting or self._route in self._network.cut:
@@ -304,14 +304,13 @@ class Network:
         arguments = (link.target, link.target_life, source.node_id, source.disk_id, data)
         link.pipe.put(self._arrive, *arguments)
         if self.random.random() < self.weather.double_chance:
-            self.schedule.later(
-                self.random.randint(0, 2 * self.weather.late_us), self._arrive_again, link.pipe, arguments
-            )
+            late_us = self.random.randint(0, 2 * self.weather.late_us)
+            self.schedule.later(late_us, self._arrive_again, link.pipe, *arguments)
 
-    def _arrive_again(self, pipe: Pipe, arguments: tuple[Any, ...]) -> None:
+    def _arrive_again(self, pipe: Pipe, target: End, life: int, source: str, disk_id: bytes, data: bytes) -> None:
         """A message arrives a second time, out of order; not on a connection that drops everything."""
         if not pipe.silent and not pipe.is_cut:
-            self._arrive(*arguments)
+            self._arrive(target, life, source, disk_id, data)
 
     def _arrive(self, target: End, life: int, source: str, disk_id: bytes, data: bytes) -> None:
         message = decode_peer(data)

@@ -1,5 +1,7 @@
 """The model of the answers finds wrong ones."""
 
+from unittest.mock import ANY
+
 import pytest
 
 from quire.cluster.simulator.machine import Model, ModelBroken, Reply, Tally
@@ -36,7 +38,7 @@ def test_a_retry_is_answered_as_before_and_a_gap_refused() -> None:
     frames, model = Frames(), Model()
     model.apply(frames.open())
     first = model.apply(frames.of(1, 2))
-    assert [reply.result[0] for reply in first] == [1, 2]
+    assert [reply.result for reply in first] == [[1, ANY], [2, ANY]]
     frames, model = Frames(), Model()
     frames.index = 5
     model.apply(frames.open())

@@ -15,7 +15,7 @@ class Standing:
 
     def __init__(self, core: Core, pending: Pending, changed: Callable[[int, Outcome], None]) -> None:
         self.role = actions.RoleChanged(NodeRole.FOLLOWER, 0, None, False, "")
-        self.change_ended = changed
+        self._changed = changed
         self._core = core
         self._pending = pending
 
@@ -26,6 +26,9 @@ class Standing:
 
     def members_changed(self, members: Members) -> None:
         """There is no control plane to rebuild: the plan nominates."""
+
+    def change_ended(self, ask_id: int, outcome: Outcome) -> None:
+        self._changed(ask_id, outcome)
 
     def transfer_ended(self, reason: str) -> None:
         """Nobody waits for a transfer here."""

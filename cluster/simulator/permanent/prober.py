@@ -1,7 +1,6 @@
 """A client that probes healthy nodes continuously, and measures for how long no write or read is answered."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from ..clients import Attempt, Client, Operation
 from ..clock import MILLISECOND
@@ -83,7 +82,7 @@ class Prober(Client):
         cut = node.network.cut
         return (node.node_id, leader.node_id) in cut or (leader.node_id, node.node_id) in cut
 
-    def read(self, operation: Operation, state: Any, applied_index: int) -> None:
+    def read(self, operation: Operation, state: object, applied_index: int) -> None:
         """Check an answer, and note when it came."""
         super().read(operation, state, applied_index)
         self.longest_read_us = max(self.longest_read_us, self.schedule.now - self.last_read_us)
