@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from time import sleep
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -200,7 +200,7 @@ def replay(
             raise typer.Exit(EXIT_FAILED)
 
 
-def document_of(difference: Difference | KeyDifference) -> dict[str, Any]:
+def document_of(difference: Difference | KeyDifference) -> dict[str, object]:
     """A difference as `--json` prints it. The boundary's key is `border` there, since programs read it."""
     fields = difference._asdict()
     return {"border": fields.pop("boundary")} | fields
@@ -328,7 +328,7 @@ def _progress(name: str, *, hidden: bool) -> Generator[Callable[[int, int], None
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _tell(document: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
+def _tell(document: Mapping[str, object], lines: list[str], *, as_json: bool) -> None:
     for line in [escaped_json(to_json(document).decode())] if as_json else map(escaped, lines):
         typer.echo(line)
 

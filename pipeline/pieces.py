@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from quire.log import LogError
 from quire.log.packing import Skimmer
@@ -103,8 +103,8 @@ class _Raised(NamedTuple):
     """An error on its way from an executor: pickle does not restore an exception that takes values."""
 
     kind: type[Exception]
-    text: tuple[Any, ...]
-    values: dict[str, Any]
+    text: tuple[object, ...]
+    values: dict[str, object]
 
     def error(self) -> Exception:
         if issubclass(self.kind, OSError):
@@ -133,12 +133,12 @@ def spread(
     context = spark.sparkContext
     cores = max(1, context.defaultParallelism)
 
-    def run(piece: Piece) -> Any:
+    def run(piece: Piece) -> Result | _Raised:
         [result] = context.parallelize([piece], 1).map(lambda each: _guarded(work, each)).collect()
         return result
 
     waiting = iter(enumerate(pieces))
-    running: dict[Future[Any], int] = {}
+    running: dict[Future[Result | _Raised], int] = {}
     with ThreadPoolExecutor(cores, thread_name_prefix="quire-job") as pool:
         try:
             while True:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -159,7 +158,7 @@ class ArchiveLog:
         return ArchiveDamaged(self.name, held.file, reason, first, held.to_index)
 
 
-def _joined(leads: Any, values: Any) -> bytes:
+def _joined(leads: pa.ChunkedArray, values: pa.ChunkedArray) -> bytes:
     """The bytes of both columns, row by row. This makes Python objects per frame, not per record."""
     lead_ends, lead_data = _buffers(leads)
     value_ends, value_data = _buffers(values)
@@ -175,7 +174,7 @@ def _joined(leads: Any, values: Any) -> bytes:
     return b"".join(pieces)
 
 
-def _buffers(column: Any) -> tuple[Integers, memoryview]:
+def _buffers(column: pa.ChunkedArray) -> tuple[Integers, memoryview]:
     """The offsets of a binary column, starting at 0, and its bytes; null counts as empty."""
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):

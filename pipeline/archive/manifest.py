@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import orjson
@@ -152,7 +152,7 @@ def footer_crc32c(path: str) -> int:
         return crc32c(file.read())
 
 
-def encode_line(document: dict[str, Any]) -> bytes:
+def encode_line(document: Mapping[str, object]) -> bytes:
     """One line of a manifest."""
     text = orjson.dumps(document)
     return b"%b %08x\n" % (text, crc32c(text))
@@ -169,5 +169,4 @@ def whole_lines(path: str, raw: bytes) -> Iterator[dict[str, Any]]:
         text, crc = line[: -CRC_DIGITS - 1], line[-CRC_DIGITS:]
         if b"%08x" % crc32c(text) != crc:
             raise ArchiveDamaged(path, MANIFEST_FILE, f"line {number} fails its crc32c")
-        document: dict[str, Any] = orjson.loads(text)
-        yield document
+        yield orjson.loads(text)

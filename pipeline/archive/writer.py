@@ -202,7 +202,7 @@ class _HashedFile:
         self.size = 0
         self.closed = False
 
-    def write(self, data: Any) -> int:
+    def write(self, data: bytes | bytearray | memoryview) -> int:
         self.check.update(data)
         count = self._file.write(data)
         self.size += count

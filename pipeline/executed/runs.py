@@ -9,9 +9,9 @@ partitions of the rows do not affect the result, only the number of runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -67,7 +67,7 @@ def runs_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _batch(runs: list[Run]) -> pa.RecordBatch:
-    columns: Sequence[Sequence[Any]] = list(zip(*runs, strict=True)) if runs else [()] * len(RUNS)
+    columns: Sequence[Sequence[object]] = list(zip(*runs, strict=True)) if runs else [()] * len(RUNS)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, RUNS, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=RUNS)
 
@@ -225,9 +225,10 @@ def marks_of(runs: pa.Table) -> Marks:
     return Marks(from_index, to_index, session, first, last, np.array(columns[3], np.uint64))
 
 
-def _sessions(genesis: dict[str, Any] | None) -> Sessions:
+def _sessions(genesis: Mapping[str, object] | None) -> Sessions:
     """An empty table with the limits in the log's first record, if that was read."""
-    limits = {} if genesis is None else genesis.get("limits", {})
+    found = None if genesis is None else genesis.get("limits")
+    limits = found if isinstance(found, dict) else {}
     return Sessions(**{name: limits[name] for name in SESSION_LIMITS if name in limits})
 
 

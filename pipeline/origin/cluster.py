@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import urlencode
 
 from quire.log import ChainBroken, FrameHeader, FrameInvalid, PayloadInvalid, Tail, UnknownVersion, follow, walk_headers
@@ -197,7 +196,7 @@ def _verified(
     return gathering, tail
 
 
-def _own_status(document: dict[str, Any]) -> dict[str, Any]:
+def _own_status(document: Mapping[str, object]) -> Mapping[str, object]:
     """The status of the node that answered `/cluster`."""
     match document:
         case {"node_id": str(node_id), "nodes": {**nodes}}:
@@ -208,11 +207,12 @@ def _own_status(document: dict[str, Any]) -> dict[str, Any]:
             return {}
 
 
-def _roles(answers: dict[str, dict[str, Any]]) -> dict[str, str]:
+def _roles(answers: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
     """The role of every member by its address; "unknown" if no node knows it."""
     roles: dict[str, str] = {}
     for document in answers.values():
-        for node in document.get("nodes", {}).values():
+        nodes = document.get("nodes")
+        for node in nodes.values() if isinstance(nodes, dict) else ():
             match node:
                 case {"address": str(address), "status": {"role": str(role)}}:
                     roles[address] = role

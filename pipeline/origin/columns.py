@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -69,7 +68,7 @@ def _array(name: str, rows: Rows, kind: pa.DataType, segment: int | None) -> pa.
             raise KeyError(name)
 
 
-def _numbers(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
+def _numbers(values: NDArray[np.integer], kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 

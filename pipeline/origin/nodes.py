@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import orjson
 
@@ -91,14 +91,14 @@ class Nodes:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    def every(self, path: str, what: str) -> dict[str, Any]:
+    def every(self, path: str, what: str) -> dict[str, dict[str, object]]:
         """The documents of all nodes that answer, by server, at least one; recently silent nodes are not asked.
 
         Raises:
             ClusterUnavailable: no node answered in time.
         """
         deadline = time.monotonic() + self._timeout_s
-        found: dict[str, Any] = {}
+        found: dict[str, dict[str, object]] = {}
         for server in self.servers:
             if self._silent_until.get(server, 0.0) <= time.monotonic():
                 try:
@@ -164,7 +164,7 @@ class Nodes:
         self._connections.clear()
 
 
-def document_of(answer: Answer) -> dict[str, Any]:
+def document_of(answer: Answer) -> dict[str, object]:
     """The JSON object of an answer. Raises TryNext: it is not a JSON object, so the server is not a node of quire."""
     try:
         document = orjson.loads(answer.body)

@@ -8,14 +8,15 @@ repeated for each of their records.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Never
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.log import HEADER_BYTES, FrameHeader, Kind, PayloadInvalid, decode_values, unpack
+from quire.log import HEADER_BYTES, FrameHeader, Kind, PayloadInvalid, Value, decode_values, unpack
 from quire.log.packing import Skimmer, unpack_trusted
 from quire.log.payload import HEADERS_EXT_TYPE, decode_runs
 
@@ -112,7 +113,7 @@ class RowBuilder:
             raise PayloadInvalid("is not one array of 2 values")
         start = skimmer.position + shift
         [end] = skimmer.ends(1)
-        runs: Any = unpack_trusted(self.raw[start : end + shift], _no_ext)
+        runs = unpack_trusted(self.raw[start : end + shift], _no_ext)
         if type(runs) is not list or not runs or {list} != set(map(type, runs)) or {3} != set(map(len, runs)):
             raise PayloadInvalid("the runs are not an array of [session, sequence, count]")
         if {int} != set(map(type, chain.from_iterable(runs))) or sum(run[2] for run in runs) != count:
@@ -194,7 +195,7 @@ class RowBuilder:
             rows.headers[row] = bytes(self.raw[body + _BLOB_HEAD.size : start])
 
 
-def values_of(raw: memoryview, header: FrameHeader, offset: int) -> list[Any]:
+def values_of(raw: memoryview, header: FrameHeader, offset: int) -> list[Value]:
     """The values of a frame as objects, which only the text of commands needs. Blobs and system records have none.
 
     Raises:
@@ -212,16 +213,16 @@ def values_of(raw: memoryview, header: FrameHeader, offset: int) -> list[Any]:
 
 def headers_of(packed: bytes) -> dict[str, str]:
     """The headers in a msgpack map. Raises PayloadInvalid."""
-    headers: Any = unpack(packed)
+    headers = unpack(packed)
     if type(headers) is not dict:
         raise PayloadInvalid("a record's headers are not a map")
     return headers
 
 
-def _unsigned(values: Any) -> Integers:
+def _unsigned(values: Sequence[int]) -> Integers:
     # A u64 above Spark's longs (only a client's sequence can be) appears as the negative number with the same bits.
     return np.array(values, np.uint64).view(np.int64)
 
 
-def _no_ext(code: int, _data: bytes) -> Any:
+def _no_ext(code: int, _data: bytes) -> Never:
     raise PayloadInvalid(f"holds ext type {code}")

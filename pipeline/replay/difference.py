@@ -9,7 +9,7 @@ all; otherwise one of the replies that are not kept may differ, too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from quire.log import Frame, Kind, decode_runs
 from quire.log.json_text import to_json
@@ -49,8 +49,8 @@ class _Reply(NamedTuple):
 
     session: int
     sequence: int
-    found: Any
-    expected: Any
+    found: object
+    expected: object
 
 
 class _Compared:
@@ -131,7 +131,7 @@ def _numbered(frames: Iterable[Frame]) -> Iterator[tuple[int, int, int]]:
                 yield header.index + position, header.session, header.sequence + position
 
 
-def _shown(reply: Any) -> str:
+def _shown(reply: object) -> str:
     if isinstance(reply, Refused):
         return f"{reply.code}: {reply.text}"
     return to_json(reply).decode()

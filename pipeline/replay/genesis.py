@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from quire.log import HEADER_BYTES, Kind, decode_system, walk_frames
 from quire.log.packing import Skimmer
@@ -18,7 +18,7 @@ class Genesis(NamedTuple):
     """The fields of a genesis record that a replay needs."""
 
     machine: tuple[str, int]
-    initial: Any
+    initial: object
     limits: dict[str, int]
 
     def new_machine(self, spec: str | None) -> StateMachine:
@@ -63,7 +63,9 @@ def genesis_of(path: str, origin: Origin) -> Genesis:
         fields = decode_system(payload) if header.kind == Kind.SYSTEM else {}
     else:
         fields = {}
-    if fields.get("type") != "genesis":
-        raise GenesisMissing(path, lowest)
-    name, version = fields["machine"]
-    return Genesis((name, version), fields["initial"], dict(fields["limits"]))
+    match fields:
+        case {"type": "genesis", "machine": [str(name), int(version)], "initial": initial, "limits": {**limits}}:
+            numbers = {str(limit): number for limit, number in limits.items() if isinstance(number, int)}
+            return Genesis((name, version), initial, numbers)
+        case _:
+            raise GenesisMissing(path, lowest)

@@ -11,7 +11,7 @@ Otherwise the outcome is unknown (`is_crowded`), and the stretch has to be repla
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 from zlib import crc32
 
@@ -89,9 +89,8 @@ class _KeyPartMachine:
     def __init__(self, initial: tuple[KvMachine, int, int]) -> None:
         """`initial`: the machine, the part of the keys to execute, and the number of parts."""
         machine, part, parts = initial
-        limit = machine.query(["size"])["limit"] or _UNLIMITED
         self._before = Extent(machine.keys, machine.state_size)
-        self.room = Extent(machine.keys_limit - self._before.keys, limit - self._before.size)
+        self.room = Extent(machine.keys_limit - self._before.keys, _limit_of(machine) - self._before.size)
         self.grown = Extent(0, 0)
         machine.limit_state(0)
         machine.keys_limit = _UNLIMITED
@@ -124,17 +123,26 @@ class _KeyPartMachine:
             self.grown = Extent(max(self.grown.keys, keys), max(self.grown.size, size))
         return result
 
-    def check(self, command: Any) -> None:
+    def check(self, command: object) -> None:
         self._machine.check(command)
 
-    def query(self, request: Any) -> Any:
+    def query(self, request: object) -> Any:
         return self._machine.query(request)
 
     def snapshot(self) -> Iterator[bytes]:
         return self._machine.snapshot()
 
-    def restore(self, chunks: Any) -> None:
+    def restore(self, chunks: Iterable[bytes]) -> None:
         self._machine.restore(chunks)
+
+
+def _limit_of(machine: KvMachine) -> int:
+    """The limit on the size of a machine's state, in bytes."""
+    match machine.query(["size"]):
+        case {"limit": int(limit)} if limit:
+            return limit
+        case _:
+            return _UNLIMITED
 
 
 def replay_keys(piece: KeyPiece) -> ReplayedKeys:
@@ -169,7 +177,7 @@ def replay_keys(piece: KeyPiece) -> ReplayedKeys:
     return ReplayedKeys(*of_part, own.executed, keys, differences, own.room, own.grown)
 
 
-def _pairs(machine: StateMachine) -> Iterator[tuple[str, Any]]:
+def _pairs(machine: StateMachine) -> Iterator[tuple[str, object]]:
     """Every key with its value, page by page."""
     page = machine.query(["scan", ""])
     while True:
@@ -179,12 +187,12 @@ def _pairs(machine: StateMachine) -> Iterator[tuple[str, Any]]:
         page = machine.query(["scan", "", page["next"]])
 
 
-def _is_one(found: dict[str, Any], expected: dict[str, Any], key: str) -> bool:
+def _is_one(found: Mapping[str, object], expected: Mapping[str, object], key: str) -> bool:
     """Compare as the machine does: by msgpack bytes."""
     return key in found and key in expected and pack(found[key]) == pack(expected[key])
 
 
-def _shown(values: dict[str, Any], key: str) -> str | None:
+def _shown(values: Mapping[str, object], key: str) -> str | None:
     return to_json(values[key]).decode() if key in values else None
 
 

@@ -51,4 +51,4 @@ class Report:
 
     def document(self) -> dict[str, object]:
         """The report as a JSON document."""
-        return asdict(self) | {"epochs": [each._asdict() for each in self.epochs]}
+        return {**asdict(self), "epochs": [each._asdict() for each in self.epochs]}

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import matplotlib.dates
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -48,7 +49,7 @@ def plot(report: Report, theme: Theme) -> bytes:
     layout = ConstrainedLayoutEngine(w_pad=PAD_INCHES, h_pad=PAD_INCHES)
     figure = Figure(figsize=(WIDTH_INCHES, 0.6 + PANEL_INCHES * panels), facecolor=theme.paper, layout=layout)
     FigureCanvasAgg(figure)
-    axes: list[Any] = figure.subplots(panels, 1, squeeze=False)[:, 0].tolist()
+    axes: list[Axes] = figure.subplots(panels, 1, squeeze=False)[:, 0].tolist()
     for each in axes:
         _dress(each, theme)
     _throughput(axes[0], report, theme)
@@ -63,7 +64,7 @@ def plot(report: Report, theme: Theme) -> bytes:
     return output.getvalue()
 
 
-def _dress(axes: Any, theme: Theme) -> None:
+def _dress(axes: Axes, theme: Theme) -> None:
     axes.set_facecolor(theme.paper)
     axes.grid(visible=True, color=theme.grid, linewidth=0.6)
     axes.set_axisbelow(True)
@@ -73,22 +74,24 @@ def _dress(axes: Any, theme: Theme) -> None:
         spine.set_color(theme.faint)
 
 
-def _title(axes: Any, theme: Theme, title: str, unit: str) -> None:
+def _title(axes: Axes, theme: Theme, title: str, unit: str) -> None:
     axes.set_title(title, loc="left", color=theme.ink, fontsize=11, fontweight="bold")
     axes.set_ylabel(unit, color=theme.ink, fontsize=9)
 
 
-def _times(report: Report) -> list[datetime]:
-    """The middle of each bucket."""
+def _times(report: Report) -> list[float]:
+    """The middle of each bucket, as `_moment`."""
     count = len(report.pauses_s)
     return [_moment(report.start + (place + 0.5) * report.bucket_s) for place in range(count)]
 
 
-def _moment(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
+def _moment(seconds: float) -> float:
+    """A time as matplotlib counts it: in days."""
+    days: float = _dates.date2num(datetime.fromtimestamp(seconds, UTC))
+    return days
 
 
-def _time_axis(axes: Any, report: Report) -> None:
+def _time_axis(axes: Axes, report: Report) -> None:
     axes.set_xlim(_moment(report.start), _moment(report.start + max(report.span_s, report.bucket_s)))
     locator = _dates.AutoDateLocator(tz=UTC, minticks=4, maxticks=14)
     axes.xaxis.set_major_locator(locator)
@@ -97,7 +100,7 @@ def _time_axis(axes: Any, report: Report) -> None:
     axes.set_xlabel("time, UTC", color=axes.yaxis.label.get_color(), fontsize=9)
 
 
-def _throughput(axes: Any, report: Report, theme: Theme) -> None:
+def _throughput(axes: Axes, report: Report, theme: Theme) -> None:
     _title(axes, theme, f"Throughput by operation, in buckets of {shown_seconds(report.bucket_s)}", "records/s")
     times, below = _times(report), [0.0] * len(report.pauses_s)
     width = report.bucket_s / 86_400
@@ -109,7 +112,7 @@ def _throughput(axes: Any, report: Report, theme: Theme) -> None:
     axes.yaxis.set_major_formatter(EngFormatter(sep=" "))
     axes.set_ylim(bottom=0)
     if report.operations:
-        axes.legend(
+        legend = axes.legend(
             loc="upper left",
             bbox_to_anchor=(1.0, 1.0),
             frameon=False,
@@ -117,10 +120,10 @@ def _throughput(axes: Any, report: Report, theme: Theme) -> None:
             fontsize=9,
             title="operation",
         )
-        axes.get_legend().get_title().set_color(theme.ink)
+        legend.get_title().set_color(theme.ink)
 
 
-def _pauses(axes: Any, report: Report, theme: Theme) -> None:
+def _pauses(axes: Axes, report: Report, theme: Theme) -> None:
     _title(axes, theme, "Longest pause between two frames; dashed: another node began to lead", "seconds")
     colour = COLOURS[0 if theme is LIGHT else 4]
     axes.bar(_times(report), report.pauses_s, width=report.bucket_s / 86_400, color=colour, linewidth=0)
@@ -129,7 +132,7 @@ def _pauses(axes: Any, report: Report, theme: Theme) -> None:
     axes.set_ylim(bottom=0)
 
 
-def _leaders(axes: Any, report: Report, theme: Theme) -> None:
+def _leaders(axes: Axes, report: Report, theme: Theme) -> None:
     _title(axes, theme, f"Who led: {len(report.epochs)} epochs", "node")
     nodes = sorted({start.node_id for start in report.epochs})
     end = report.start + report.span_s
@@ -137,7 +140,7 @@ def _leaders(axes: Any, report: Report, theme: Theme) -> None:
         begin = start.timestamp / 1e6
         until = report.epochs[place + 1].timestamp / 1e6 if place + 1 < len(report.epochs) else end
         row = nodes.index(start.node_id)
-        left, width = _dates.date2num(_moment(begin)), (until - begin) / 86_400
+        left, width = _moment(begin), (until - begin) / 86_400
         axes.barh(row, width, left=left, height=0.55, color=COLOURS[row % 7], linewidth=0)
         if len(report.epochs) <= LABELLED_LEADERS:
             axes.annotate(
@@ -155,7 +158,7 @@ def _leaders(axes: Any, report: Report, theme: Theme) -> None:
     axes.xaxis_date(tz=UTC)
 
 
-def _lag(axes: Any, report: Report, theme: Theme) -> None:
+def _lag(axes: Axes, report: Report, theme: Theme) -> None:
     _title(axes, theme, "Lag behind the leader, at the time of the report", "node")
     names = [f"{each.server}\n{each.role}" for each in report.lag]
     records = [each.records or 0 for each in report.lag]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql.types import BinaryType, StringType, StructType
 
@@ -27,7 +27,8 @@ INVALID = "NO_COMMAND"
 CHECKED_ROWS = 1000
 """How many rows are held as Python objects and checked at a time."""
 
-Decode = Callable[[Any], Any]
+Decode = Callable[..., object]
+"""Takes a value of the column's type."""
 
 
 def check_columns(schema: StructType) -> Decode:
@@ -46,11 +47,11 @@ def check_columns(schema: StructType) -> Decode:
     raise ColumnsRefused(found)
 
 
-def _of_msgpack(value: bytes) -> Any:
+def _of_msgpack(value: bytes) -> object:
     return decode_msgpack(value, DEPTH_LIMIT)
 
 
-def _of_json(text: str) -> Any:
+def _of_json(text: str) -> object:
     return decode_json(text.encode(), DEPTH_LIMIT)
 
 
@@ -66,21 +67,30 @@ def machine_of(servers: tuple[str, ...], timeout_s: float, spec: str | None) -> 
         described = nodes.first("/status", "its machine", _described_machine)
     finally:
         nodes.close()
-    name, version = described["name"], described["version"]
+    name, version = described.name, described.version
     if spec is None and name not in BUILT_IN:
         raise OptionRefused("machine", f"the cluster runs {name}: give its package.module:Class, importable in tasks")
     found = load_machine(spec or name)
     if (found.name, found.version) != (name, version):
         ours = f"{found.name} version {found.version}"
         raise OptionRefused("machine", f"this is {ours}, but the cluster runs {name} version {version}")
-    return found(described["initial"])
+    return found(described.initial)
 
 
-def _described_machine(answer: Answer) -> dict[str, Any]:
-    machine = document_of(answer).get("machine")
-    if not isinstance(machine, dict) or not {"name", "version", "initial"} <= set(machine):
-        raise TryNext("its status names no machine; is its cluster formed?")
-    return machine
+class _Described(NamedTuple):
+    """The cluster's machine, as a node's status names it."""
+
+    name: str
+    version: int
+    initial: object
+
+
+def _described_machine(answer: Answer) -> _Described:
+    match document_of(answer):
+        case {"machine": {"name": str(name), "version": int(version), "initial": initial}}:
+            return _Described(name, version, initial)
+        case _:
+            raise TryNext("its status names no machine; is its cluster formed?")
 
 
 class CommandChecker:
@@ -100,9 +110,9 @@ class CommandChecker:
         for start in range(0, batch.num_rows, CHECKED_ROWS):
             yield from self._checked(batch.column(0).slice(start, CHECKED_ROWS).to_pylist())
 
-    def _checked(self, values: list[Any]) -> list[tuple[int, bytes]]:
+    def _checked(self, values: list[object]) -> list[tuple[int, bytes]]:
         rows: list[int] = []
-        commands: list[Any] = []
+        commands: list[object] = []
         packed: list[bytes] = []
         for row, value in enumerate(values, self._row):
             try:

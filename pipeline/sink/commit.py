@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from quire.cluster.client import BatchReply, NotFound, ReplyGone, ResultsCut, Session, SessionError
 
@@ -47,8 +47,8 @@ class SessionClient(Protocol):
 
     async def session(self) -> Session: ...
     async def resume_at(self, sequence: int) -> Session: ...
-    async def submit_batch(self, commands: Sequence[Any], /) -> asyncio.Future[BatchReply]: ...
-    async def session_status(self, session: int, /) -> dict[str, Any]: ...
+    async def submit_batch(self, commands: Sequence[object], /) -> asyncio.Future[BatchReply]: ...
+    async def session_status(self, session: int, /) -> Mapping[str, object]: ...
 
 
 Connect = Callable[[], AbstractAsyncContextManager[SessionClient]]
@@ -288,7 +288,7 @@ class _Sender:
         while awaited:
             await self._settle()
 
-    def _pieces(self, skip: int) -> Iterator[list[Any]]:
+    def _pieces(self, skip: int) -> Iterator[list[object]]:
         """The rest of the commands, one message at a time: blocks, unless the cluster's limits are smaller."""
         session = self._session
         is_small = session.message_bytes < 2 * BLOCK_BYTES

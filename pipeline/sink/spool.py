@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from crc32c import crc32c
 
@@ -104,7 +104,7 @@ def check_spool(directory: Directory, spool: Spool) -> None:
         pass
 
 
-def commands_of(directory: Directory, spools: Sequence[Spool], skip: int = 0) -> Iterator[list[Any]]:
+def commands_of(directory: Directory, spools: Sequence[Spool], skip: int = 0) -> Iterator[list[object]]:
     """The commands of all spools, in order, without the first `skip` commands: as many at a time as a node decodes.
 
     That is a block, or a part of one whose commands have more lists and maps together than a message may.
@@ -126,7 +126,7 @@ def commands_of(directory: Directory, spools: Sequence[Spool], skip: int = 0) ->
             skip = 0
 
 
-def _decodable(commands: list[Any], packed: bytes) -> Iterator[list[Any]]:
+def _decodable(commands: list[object], packed: bytes) -> Iterator[list[object]]:
     """The commands, halved until a node decodes each part; `packed` is the array of them, or of more."""
     if len(commands) == 1 or not has_more_containers(packed, COMMAND_CONTAINERS + 1):
         yield commands

@@ -14,7 +14,7 @@ which therefore had sent nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -202,7 +202,7 @@ class SinkState:
         document: dict[str, Any] = orjson.loads(body)
         return document
 
-    def _write(self, name: str, document: dict[str, Any]) -> None:
+    def _write(self, name: str, document: Mapping[str, object]) -> None:
         body = orjson.dumps(document) + b"\n"
         half = f"{name}-{uuid4().hex}{_HALF}"
         with closing(self.directory.create(half)) as storage:

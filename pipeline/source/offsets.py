@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from ..errors import OptionRefused, PipelineError
 
@@ -27,7 +27,7 @@ class Offset(NamedTuple):
     cluster: str
     index: int  # type: ignore[assignment]
 
-    def to_document(self) -> dict[str, Any]:
+    def to_document(self) -> dict[str, object]:
         """The offset as Spark's Python runner takes it, with keys in canonical order."""
         return {"cluster": self.cluster, "index": self.index}
 
@@ -36,7 +36,7 @@ class Offset(NamedTuple):
         return json.dumps(self.to_document(), sort_keys=True, separators=(",", ":"))
 
     @classmethod
-    def from_document(cls, document: Any) -> Offset:
+    def from_document(cls, document: object) -> Offset:
         """The offset in a checkpoint's document.
 
         Raises:
@@ -54,7 +54,7 @@ class Offset(NamedTuple):
 class OffsetInvalid(PipelineError):
     """A checkpoint holds an offset that is not of this source."""
 
-    def __init__(self, document: Any) -> None:
+    def __init__(self, document: object) -> None:
         super().__init__(f"the checkpoint holds {str(document)[:200]}, which is not an offset of a quire log")
         self.document = document
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -71,7 +71,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._origin: Origin | None = None
         self._target: int | None = None
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+    def initialOffset(self) -> dict[str, object]:  # noqa: N802 - Spark's name
         """Where a query without a checkpoint starts."""
         origin = self._opened()
         index = starting_index(self._options, origin, origin.bounds())
@@ -86,7 +86,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxBytes(options.maxBytesPerTrigger)
         return ReadAllAvailable()
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+    def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
         """The end of the batch that starts at `start`.
 
         Raises:
@@ -115,7 +115,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = origin.index_within_bytes(start, end, max_bytes)
         return end
 
-    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+    def reportLatestOffset(self) -> dict[str, object]:  # noqa: N802
         """The end of the log, regardless of limits: Spark shows it in the query's progress."""
         origin = self._opened()
         return Offset(origin.cluster_id(), origin.bounds().highest_index).to_document()
@@ -124,7 +124,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Fix the end of the log as the end of this query."""
         self._target = self._opened().bounds().highest_index
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+    def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:
         """The tasks of one batch."""
         origin, offset = self._checked(start)
         to_index = Offset.from_document(end).index
@@ -160,7 +160,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             time.sleep(LOG_POLL_S)
         return bounds
 
-    def _checked(self, start: dict[str, Any]) -> tuple[Origin, Offset]:
+    def _checked(self, start: dict[str, object]) -> tuple[Origin, Offset]:
         """The log and the offset, after checking that the offset is of this log."""
         origin, offset = self._opened(), Offset.from_document(start)
         found = origin.cluster_id()

@@ -47,8 +47,9 @@ def batches(reader: LogStreamReader, start: dict[str, Any], limit: Any = None) -
             for batch in reader.read(part)
             for index in batch[0].to_pylist()
         ]
-        assert covered == list(range(start["index"], end["index"]))
-        ends.append(end["index"])
+        at = Offset.from_document(end).index
+        assert covered == list(range(Offset.from_document(start).index, at))
+        ends.append(at)
         start = end
 
 
