@@ -2,8 +2,9 @@
 
 import asyncio
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..cli.console import EscapingConsole
 from ..cli.load import BATCH_COMMANDS, Loaded, load, source_of
@@ -22,7 +23,7 @@ SCRIPT_TIMEOUT_S = 300.0
 class Comparison(NamedTuple):
     """The summary of the load, the expected answer, and the nodes' status and answers."""
 
-    loaded: dict[str, Any]
+    loaded: Mapping[str, object]
     expected: str
     rows: Rows
 
