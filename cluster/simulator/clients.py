@@ -13,7 +13,7 @@ from quire.replication import Reason, Write
 from quire.sm import SESSION_CODES
 
 from ..errors import ClusterError
-from ..node.pending import WriteReply
+from ..node.writing import WriteReply
 from .checks import Checks, Violation
 from .clock import MILLISECOND, Schedule
 from .node.node import Node

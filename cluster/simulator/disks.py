@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from random import Random
 
 from quire.log.simulated import faulty
-from quire.replication.driver import Done
+from quire.replication.ports import Done
 
 from .clock import MILLISECOND, Clocks
 

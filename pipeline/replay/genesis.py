@@ -52,7 +52,7 @@ def genesis_of(path: str, origin: Origin) -> Genesis:
     lowest = origin.bounds().lowest_index
     if os.path.isfile(file):
         with open(file, "rb") as opened:
-            fields: dict[str, Any] = decode_system(next(walk_frames(opened.read())).payload)
+            fields = decode_system(next(walk_frames(opened.read())).payload)
     elif lowest == 0:
         rows = next(iter(origin.rows(Stretch(0, 1, 0), Skimmer())), None)
         if rows is None:

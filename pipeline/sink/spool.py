@@ -121,8 +121,9 @@ def commands_of(directory: Directory, spools: Sequence[Spool], skip: int = 0) ->
                 skip -= count
                 continue
             packed = array_head(count) + payload
-            commands: Any = unpack_trusted(packed, ExtType)
-            yield from _decodable(commands[skip:], packed)
+            commands = unpack_trusted(packed, ExtType)
+            if isinstance(commands, list):
+                yield from _decodable(commands[skip:], packed)
             skip = 0
 
 

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from quire.cluster.errors import ClusterError
-from quire.cluster.node.pending import WriteReply
+from quire.cluster.node.writing import WriteReply
 from quire.cluster.simulator.clock import SECOND
 from quire.cluster.simulator.history import History
 from quire.cluster.simulator.node.node import Node

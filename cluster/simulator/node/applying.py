@@ -3,7 +3,7 @@
 from quire.log import Log, walk_frames
 from quire.sm import Applier, ApplyFailed
 
-from ...node.pending import Pending
+from ...node.writing import Pending
 from ..checks import Violation
 from .life import Life
 from .reads import Queue

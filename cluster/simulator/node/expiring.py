@@ -1,12 +1,11 @@
 """The expiry of a simulated node's segments, by the shipped rules and on the node's clock."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from quire.log import Expiry, LogError
 from quire.replication import Disk
-from quire.replication.core import Core, Status
+from quire.replication.core import Core
 from quire.replication.driver import Driver
-from quire.replication.lag import Position
 from quire.sm import SnapshotStore
 
 from ...compaction.retention import Limits, Retention
@@ -30,8 +29,6 @@ class Expiring:
         self._driver = driver
         self._snapshots = snapshots
         self._health = health
-        self.positions: Mapping[str, Position] = {}
-        """Nobody reports here."""
 
     def begin(self) -> None:
         """Expire segments after a while, and again."""
@@ -42,7 +39,10 @@ class Expiring:
         if form.retention_bytes and log.failure is None and not self._health.halt_reason:
             limits = Limits(form.retention_bytes, 0, form.retention_follower_bytes)
             clock = self._life.node.clocks.clock
-            retention = Retention(self._disk, self, lambda: self._snapshots.manifests, limits, clock)
+            # Nobody reports positions here.
+            retention = Retention(
+                self._disk, self._core.status, {}, self._expire, lambda: self._snapshots.manifests, limits, clock
+            )
             try:
                 self._snapshots.check_newest()
                 retention.expire(lambda _: None, checked=True)
@@ -51,11 +51,7 @@ class Expiring:
                 return
         self.begin()
 
-    def status(self) -> Status:
-        """The status of its core."""
-        return self._core.status()
-
-    def expire(self, begin: Callable[[], Expiry | None]) -> None:
+    def _expire(self, begin: Callable[[], Expiry | None]) -> None:
         """Remove the segments that `begin` takes out of the log, each of them under the checks."""
         self._driver.expire(lambda: self._begin(begin))
 

@@ -9,7 +9,7 @@ from random import Random
 
 from quire.log.simulated import faulty
 from quire.replication import PromiseFile
-from quire.replication.core import actions, events
+from quire.replication.core import events
 from quire.replication.core.changing import Outcome
 
 from ..checks import Checks
@@ -201,7 +201,7 @@ class Node:
         if self.process is not None and not self.process.health.halt_reason:
             self.process.driver.step(event)
 
-    def _watched(self, event: events.Event | actions.AppendResult) -> None:
+    def _watched(self, event: events.Event | events.AppendResult) -> None:
         process = self.running
         process.invariants.check(process.core)
         self.checks.stepped(self, event)

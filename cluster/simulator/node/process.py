@@ -8,10 +8,11 @@ from quire.replication import Disk, Ports, PromiseFile
 from quire.replication.core import Core, Identity, State, actions, events
 from quire.replication.core.changing import Outcome
 from quire.replication.core.invariants import Invariants
-from quire.replication.driver import Device, Driver, Durations
+from quire.replication.driver import Driver
+from quire.replication.ports import Device
 from quire.sm import Owner, SnapshotPart, SnapshotStore, restore_newest
 
-from ...node.pending import Pending
+from ...node.writing import Pending, WriteCounts
 from ..machine import Tally
 from ..network import Network
 from .applying import Applying
@@ -28,9 +29,9 @@ from .writes import Proposer, Writes
 class WatchedDriver(Driver[Proposer]):
     """A driver that runs the checks after each step of its core."""
 
-    watch: Callable[[events.Event | actions.AppendResult], None]
+    watch: Callable[[events.Event | events.AppendResult], None]
 
-    def carry_out_step(self, cause: events.Event | actions.AppendResult, step: list[actions.Action]) -> None:
+    def carry_out_step(self, cause: events.Event | events.AppendResult, step: list[actions.Action]) -> None:
         """Carry out one step, then check the node, even if the log failed."""
         try:
             super().carry_out_step(cause, step)
@@ -89,13 +90,20 @@ def recover(
         stored_promise=promises.promise,
         commit_index=disk.commit_index,
     )
-    core, health, pending, readers = Core(state), Health(life), Pending(Durations()), Queue()
+    core, health, pending, readers = (
+        Core(state),
+        Health(life),
+        Pending(WriteCounts(), lambda: None, lambda: log.tail.index),
+        Queue(),
+    )
     standing = Standing(core, pending, changed)
     writes = Writes(life, pending, standing, health)
     machine = Applying(life, log, applier, pending, readers, Snapshotting(life, core, snapshots))
     reads = Reads(life, readers, machine)
     installing = Installing(life, network, snapshots, machine)
     ports: Ports[Proposer] = Ports(writes, reads, machine, standing, standing, installing, health)
-    driver = WatchedDriver(core, disk, ports, SimSockets(life, network, act), device)
+    sockets = SimSockets(life, network, act)
+    driver = WatchedDriver(core, disk, sockets, sockets, device)
+    driver.connect(ports)
     expiring = Expiring(life, disk, core, driver, snapshots, health)
     return Process(log, core, driver, snapshots, machine, writes, reads, standing, health, expiring)

@@ -71,6 +71,3 @@ class Reads:
             reader.answer(applier.state(), applier.applied_index)
         else:
             self._queue.put(index, read_id, reader)
-
-    def grew(self) -> None:
-        """Nobody waits for records here."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from quire.replication.core import Core, Members, NodeRole, actions
 from quire.replication.core.changing import Outcome
 
-from ...node.pending import Pending
+from ...node.writing import Pending
 from ..checks import Violation
 from .life import Life
 

@@ -5,7 +5,7 @@ from typing import Protocol
 from quire.replication import Placed, Reason, Write
 from quire.replication.core import NodeRole, events
 
-from ...node.pending import Pending, Waiter
+from ...node.writing import Pending, Waiter
 from .life import Life
 from .standing import Health, Standing
 
