@@ -122,8 +122,9 @@ def commands_of(directory: Directory, spools: Sequence[Spool], skip: int = 0) ->
                 continue
             packed = array_head(count) + payload
             commands = unpack_trusted(packed, ExtType)
-            if isinstance(commands, list):
-                yield from _decodable(commands[skip:], packed)
+            if not isinstance(commands, list):
+                raise TypeError(f"an array was unpacked as {type(commands).__name__}")
+            yield from _decodable(commands[skip:], packed)
             skip = 0
 
 
