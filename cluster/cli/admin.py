@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from ..client import Client, ClientError, connect
+from ..client import Client, ClientError, Members, SessionClosed, SessionRow, connect
 from ..terminal import escaped
 from .connection import DEFAULT_TIMEOUT_S, Json, Server, Timeout, ask, exit_of, fail_usage, servers_of
 from .console import EscapingConsole
@@ -38,14 +38,14 @@ IdleS = Annotated[
 ]
 
 # What to ask of one node; the answer is a row of a table.
-NodeCall = Callable[[Client, str], Awaitable[dict[str, Any]]]
+NodeCall = Callable[[Client, str], Awaitable[Mapping[str, object]]]
 
 
 class NodeAnswer(NamedTuple):
     """What a node answered, or why it did not."""
 
     address: str
-    document: dict[str, Any] | None
+    document: Mapping[str, object] | None
     failure: str = ""
 
 
@@ -59,7 +59,7 @@ def transfer(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Move leadership to another node. Loses no write."""
-    leader = ask(server, timeout, lambda client: client.transfer(target))
+    leader = ask(server, timeout, lambda client: client.admin.transfer(target))
     say(f'{{"leader": {to_json(leader)}}}' if as_json else f"{printable(leader)} leads")
 
 
@@ -69,8 +69,8 @@ def snapshot(
 ) -> None:
     """Take a snapshot on every node. Prints its index, size and checksum."""
 
-    async def take(client: Client, address: str) -> dict[str, Any]:
-        return await client.take_snapshot(address)
+    async def take(client: Client, address: str) -> Mapping[str, object]:
+        return await client.admin.take_snapshot(address)
 
     raise typer.Exit(_show_each(server, node, take, ("index", "bytes", "sha256"), as_json=as_json, timeout_s=timeout))
 
@@ -87,12 +87,12 @@ def expire(
 ) -> None:
     """Delete expired log segments on every node now. Nodes also do this by themselves every second."""
 
-    async def expire_one(client: Client, address: str) -> dict[str, Any]:
-        row = await client.expire(address, dry_run=dry_run)
-        if dry_run:
-            expiry = (await client.status(address))["expiry"]
-            row |= {"held_bytes": expiry["held"]["bytes"], "held_by": expiry["holds"][0]["why"]}
-        return row
+    async def expire_one(client: Client, address: str) -> Mapping[str, object]:
+        row = await client.admin.expire(address, dry_run=dry_run)
+        if not dry_run:
+            return row
+        expiry = (await client.admin.status(address))["expiry"]
+        return {**row, "held_bytes": expiry["held"]["bytes"], "held_by": expiry["holds"][0]["why"]}
 
     columns = ("segments", "to_index", "bytes", *(("held_bytes", "held_by") if dry_run else ()))
     raise typer.Exit(_show_each(server, node, expire_one, columns, as_json=as_json, timeout_s=timeout))
@@ -113,8 +113,8 @@ def accept_code(
     for nodes that did not answer.
     """
 
-    async def accept(client: Client, address: str) -> dict[str, Any]:
-        row = await client.accept_code(address)
+    async def accept(client: Client, address: str) -> Mapping[str, object]:
+        row = await client.admin.accept_code(address)
         if as_json:
             return row
         accepted = ", ".join(code[:CODE_CHARACTERS] for code in row["accepted_code"])
@@ -144,7 +144,7 @@ def _show_each(
 
 async def _ask_each(servers: str, node: str | None, call: NodeCall, timeout_s: float) -> dict[str, NodeAnswer]:
     async with connect(servers, timeout_s=timeout_s) as client:
-        status = await client.status()
+        status = await client.admin.status()
         addresses = {member["node_id"]: member["address"] for member in status.get("members", ())}
         if node is not None and node not in addresses:
             raise ClientError(f"{node} is not one of the members ({', '.join(addresses)})")
@@ -167,7 +167,7 @@ def _answer_table(answers: dict[str, NodeAnswer], columns: tuple[str, ...]) -> T
     return table
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else escaped(str(value))
 
 
@@ -178,14 +178,14 @@ def show_members(
     """Show the members in the log and the other connected nodes, as the leader knows them."""
     if context.invoked_subcommand is not None:
         return
-    document = ask(server, timeout, lambda client: client.members())
+    document = ask(server, timeout, lambda client: client.admin.members())
     if as_json:
         say(to_json(document))
     else:
         EscapingConsole().print(_member_table(document))
 
 
-def _member_table(document: dict[str, Any]) -> Table:
+def _member_table(document: Members) -> Table:
     table = Table("node", "disk", "address", "role", "heard", "lag", box=SIMPLE_HEAD)
     for row in document["members"]:
         lag = row["lag"]
@@ -213,7 +213,7 @@ def promote(
     If the node came back with an empty disk, its old disk loses its vote before the new disk gains one: two records.
     Waits until the node has caught up. If interrupted, run it again.
     """
-    changes = ask(server, timeout, lambda client: client.promote(node))
+    changes = ask(server, timeout, lambda client: client.admin.promote(node))
     if as_json:
         say(to_json({"node_id": node, "changes": changes}))
     elif changes:
@@ -240,7 +240,7 @@ def show_session(
     session: SessionId, server: Server = "", as_json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S
 ) -> None:
     """Print a session's name and its last executed sequence."""
-    _show_session(ask(server, timeout, lambda client: client.session_status(session)), as_json=as_json)
+    _show_session(ask(server, timeout, lambda client: client.admin.session_status(session)), as_json=as_json)
 
 
 @session_app.command("list")
@@ -253,7 +253,7 @@ def list_sessions(
 ) -> None:
     """List the open sessions: id, name, last executed sequence, and when the log last used it."""
 
-    async def listed(client: Client) -> list[dict[str, Any]]:
+    async def listed(client: Client) -> list[SessionRow]:
         return await _idle_sessions(client, prefix, idle_s)
 
     for row in ask(server, timeout, listed):
@@ -282,30 +282,30 @@ def close_session(
         async def close_all(client: Client) -> list[int]:
             found = [row["session"] for row in await _idle_sessions(client, prefix, idle_s)]
             parts = [found[first : first + CLOSED_AT_ONCE] for first in range(0, len(found), CLOSED_AT_ONCE)]
-            return [closed for part in parts for closed in await client.close_sessions(part)]
+            return [closed for part in parts for closed in await client.admin.close_sessions(part)]
 
         closed = ask(server, timeout, close_all)
         say(to_json({"closed": closed}) if as_json else f"{len(closed):,} sessions closed")
         return
 
-    async def close(client: Client) -> dict[str, Any]:
+    async def close(client: Client) -> SessionClosed:
         # Opening the session by name takes it over, which is how to learn its id.
         number = (await client.session()).id if session is None else session
-        return await client.close_session(number)
+        return await client.admin.close_session(number)
 
     _show_session(ask(server, timeout, close, session=name), as_json=as_json)
 
 
-async def _idle_sessions(client: Client, prefix: str, idle_s: float) -> list[dict[str, Any]]:
+async def _idle_sessions(client: Client, prefix: str, idle_s: float) -> list[SessionRow]:
     """The sessions whose names start with `prefix` and that have been idle for `idle_s` by this machine's clock.
 
     A session whose last use is unknown does not count as idle.
     """
     used_before = (time.time() - idle_s) * 1_000_000
-    rows = [row async for row in client.sessions(prefix)]
+    rows = [row async for row in client.admin.sessions(prefix)]
     return [row for row in rows if not idle_s or 0 < row["used_at"] < used_before]
 
 
-def _show_session(document: dict[str, Any], *, as_json: bool) -> None:
+def _show_session(document: Mapping[str, object], *, as_json: bool) -> None:
     text = " ".join(f"{name} {printable(value)}" for name, value in document.items() if value is not None)
     say(to_json(document) if as_json else text)

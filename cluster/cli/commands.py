@@ -223,7 +223,7 @@ def tail(
 
 async def _print_records(servers: str, from_index: int | None, count: int | None, timeout_s: float) -> None:
     left = count
-    async with connect(servers, timeout_s=timeout_s) as client, aclosing(client.tail_pages(from_index)) as pages:
+    async with connect(servers, timeout_s=timeout_s) as client, aclosing(client.pages.tail(from_index)) as pages:
         async for page in pages:
             sys.stdout.writelines(to_json(asdict(record)) + "\n" for record in page[:left])
             sys.stdout.flush()

@@ -15,9 +15,9 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import aclosing
-from typing import IO, Any
+from typing import IO
 
 import orjson
 
@@ -26,7 +26,7 @@ from quire.log.json_text import from_json, to_exact_json
 from quire.log.packing import check_value
 from quire.sm import SESSION_LIMITS, Assumed, Executed, Sessions
 
-from ..client import Client, ClientError, Record, connect
+from ..client import Client, ClientError, Record, Status, connect
 from ..errors import Malformed
 from ..terminal import escaped_json
 from ..values import DEPTH_LIMIT, decode_ndjson
@@ -89,13 +89,13 @@ async def write_export(client: Client, from_index: int | None, to_index: int | N
     if not bounds.lowest_index <= first <= end <= bounds.highest_index:
         there = f"the log has [{bounds.lowest_index}, {bounds.highest_index})"
         raise ExportFailed(f"records [{first}, {end}) cannot be exported: {there}; correct --from and --to")
-    status = await client.status()
+    status = await client.admin.status()
     header = {"quire": "export", "version": VERSION, "cluster_id": status["cluster_id"]}
     header |= {"machine": status["machine"]["name"], "from": first, "to": end}
     out.write(_line(header))
     reader, records = _reader(status, bounds.lowest_index), 0
     # From the beginning of the log: what executed depends on everything before it.
-    async with aclosing(client.history_pages(bounds.lowest_index, end)) as pages:
+    async with aclosing(client.pages.history(bounds.lowest_index, end)) as pages:
         async for page in pages:
             rows = [_row(record) for record in page if _executed(reader, record) and record.index >= first]
             out.writelines(rows)
@@ -105,7 +105,7 @@ async def write_export(client: Client, from_index: int | None, to_index: int | N
     return reader.assumed
 
 
-def _reader(status: dict[str, Any], lowest_index: int) -> Executed:
+def _reader(status: Status, lowest_index: int) -> Executed:
     """A reader of the log of a cluster with this status."""
     limits = status["limits"]
     return Executed(Sessions(**{name: limits[name] for name in SESSION_LIMITS if name in limits}), lowest_index)
@@ -113,7 +113,8 @@ def _reader(status: dict[str, Any], lowest_index: int) -> Executed:
 
 def _executed(reader: Executed, record: Record) -> bool:
     if record.kind == "system":
-        reader.take_system(record.index, record.timestamp, record.value)
+        event = record.value if isinstance(record.value, dict) else {}
+        reader.take_system(record.index, record.timestamp, event)
         return False
     return reader.executes(record.index, record.timestamp, record.session, record.sequence, record.executed)
 
@@ -133,7 +134,7 @@ def _row(record: Record) -> bytes:
     return escaped_json(f'{orjson.dumps(row)[:-1].decode()},"value":{value.decode()}}}').encode() + b"\n"
 
 
-def _line(document: dict[str, Any]) -> bytes:
+def _line(document: Mapping[str, object]) -> bytes:
     return escaped_json(json.dumps(document)).encode() + b"\n"
 
 
@@ -188,13 +189,13 @@ def refuse_broken(file: IO[bytes]) -> None:
         raise ExportInvalid("the export broke off: its last line is missing; export it again")
 
 
-def commands_of_rows(body: bytes) -> list[Any]:
+def commands_of_rows(body: bytes) -> list[object]:
     """The commands of rows. Raises Malformed."""
     rows = decode_ndjson(body, depth_limit=ROW_DEPTH, containers_limit=len(body))
     return [_command_of(row) for row in rows]
 
 
-def _command_of(row: Any) -> Any:
+def _command_of(row: object) -> object:
     if not isinstance(row, dict) or not row.keys() >= set(FIELDS):
         raise Malformed(f"is not a row of an export, which has {', '.join(FIELDS)}")
     if more := sorted(row.keys() - set(FIELDS)):
@@ -216,7 +217,7 @@ def _end_of(line: bytes) -> int | None:
     return records if type(records) is int else None
 
 
-def _document_of(line: bytes) -> dict[str, Any]:
+def _document_of(line: bytes) -> Mapping[str, object]:
     """The JSON object in a line, empty if it holds none."""
     try:
         document = orjson.loads(line)

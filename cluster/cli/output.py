@@ -10,7 +10,6 @@
 
 import sys
 from enum import IntEnum
-from typing import Any
 
 from quire.log.json_text import to_json as encode
 
@@ -38,11 +37,11 @@ def complain(sentence: str) -> None:
     print(f"quire: {escaped(sentence)}", file=sys.stderr, flush=True)
 
 
-def printable(value: Any) -> str:
+def printable(value: object) -> str:
     """A value for people, on one line: strings without quotes, everything else as JSON."""
     return escaped(value) if isinstance(value, str) else to_json(value)
 
 
-def to_json(value: Any) -> str:
+def to_json(value: object) -> str:
     """A value as one line of JSON, in the forms of `quire.log.json_text`, without control characters."""
     return escaped_json(encode(value).decode())

@@ -2,14 +2,17 @@
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.live import Live
 from rich.table import Table
 
-from ..client import Client, ClientError, Unavailable, connect
+from quire.log import Value
+
+from ..client import Client, ClientError, Status, Unavailable, connect
 from ..terminal import escaped
 from .connection import exit_of
 from .console import EscapingConsole
@@ -26,8 +29,8 @@ class NodeRow(NamedTuple):
     """A node's status and, if requested, its local state; or why it did not answer."""
 
     address: str
-    status: dict[str, Any] | None
-    answer: Any = None
+    status: Status | None
+    answer: Value = None
     failure: str = ""
 
 
@@ -37,7 +40,7 @@ async def ask_nodes(client: Client, addresses: dict[str, str], *, states: bool) 
     async def ask(address: str) -> NodeRow:
         if not states:
             try:
-                return NodeRow(address, await client.status(address))
+                return NodeRow(address, await client.admin.status(address))
             except ClientError as error:
                 return NodeRow(address, None, failure=str(error))
         # The status comes last, so that its durable_index covers what the state has applied.
@@ -47,7 +50,7 @@ async def ask_nodes(client: Client, addresses: dict[str, str], *, states: bool) 
         except ClientError as error:
             failure = str(error)
         try:
-            status = await client.status(address)
+            status = await client.admin.status(address)
         except ClientError as error:
             return NodeRow(address, None, failure=str(error))
         if state is None:
@@ -86,24 +89,28 @@ def node_table(rows: Rows) -> Table:
 def _answer(row: NodeRow) -> str:
     """The machine's answer, or why there is none, unless that is among the problems."""
     if row.failure:
-        is_said = any(reason in row.failure for reason in (row.status or {}).get("reasons", ()))
+        is_said = any(reason in row.failure for reason in _texts(row, "reasons"))
         return "none, see problems" if is_said else escaped(row.failure)
     return _short(printable(row.answer))
 
 
 def _problems(row: NodeRow) -> str:
     """Why a node is not ready, and its alarms: each once, on a line of its own, with what to do."""
-    status = row.status or {}
-    return "\n".join(map(escaped, dict.fromkeys([*status.get("reasons", ()), *status.get("alarms", ())])))
+    return "\n".join(map(escaped, dict.fromkeys([*_texts(row, "reasons"), *_texts(row, "alarms")])))
+
+
+def _texts(row: NodeRow, name: Literal["reasons", "alarms"]) -> Sequence[str]:
+    return () if row.status is None else row.status.get(name, ())
 
 
 def _differing(rows: Rows) -> dict[str, str]:
     """The nodes whose digest the leader found to differ from its own, and at which index."""
     found: dict[str, str] = {}
     for row in rows.values():
-        for node_id, seen in ((row.status or {}).get("nodes") or {}).items():
-            if seen.get("differs"):
-                found[node_id] = f"from the leader, at {seen['differs']['index']:,}"
+        nodes = {} if row.status is None else row.status.get("nodes", {})
+        for node_id, seen in nodes.items():
+            if difference := seen.get("differs"):
+                found[node_id] = f"from the leader, at {difference['index']:,}"
     return found
 
 
@@ -153,7 +160,7 @@ async def _rows_or_none(servers: str, timeout_s: float, *, states: bool) -> Rows
 async def all_nodes(servers: str, timeout_s: float, *, states: bool = False) -> Rows:
     """A row for each node that the servers know of, as `ask_nodes`. Raises Unavailable if no server answers."""
     async with connect(servers, timeout_s=timeout_s) as client:
-        status = await client.status()
+        status = await client.admin.status()
         members = {member["node_id"]: member["address"] for member in status.get("members", ())}
         addresses = members or {status["node_id"]: servers.partition(",")[0]}
         return await ask_nodes(client, addresses, states=states)
@@ -161,13 +168,14 @@ async def all_nodes(servers: str, timeout_s: float, *, states: bool = False) -> 
 
 def _newest_snapshot(row: NodeRow) -> str:
     """Its index and the start of its sha256, which is equal on all nodes that have a snapshot at that index."""
-    kept = (row.status or {}).get("snapshots", {}).get("kept", ())
+    snapshots = None if row.status is None else row.status.get("snapshots")
+    kept = snapshots["kept"] if snapshots else ()
     return f"{kept[-1]['index']:,}\n{escaped(kept[-1]['sha256'][:8])}" if kept else ""
 
 
 def _held(row: NodeRow) -> str:
     """What has expired but is held, and why."""
-    expiry = (row.status or {}).get("expiry")
+    expiry = None if row.status is None else row.status.get("expiry")
     if not expiry or not expiry["held"]["segments"]:
         return ""
     return f"{expiry['held']['bytes']:,} bytes: {escaped(expiry['holds'][0]['why'])}"

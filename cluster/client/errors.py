@@ -16,11 +16,19 @@ other code or other limits may have executed the earlier copy.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from http import HTTPStatus
+from typing import TypeAlias, TypeGuard
 
 from quire import QuireError
+from quire.log import Value
 
 from ..errors import ClusterError
+
+Refusal: TypeAlias = list[int | str]
+"""A refused command: [position, code, text]."""
+
+Problem: TypeAlias = Mapping[str, Value]
+"""A server's problem document: `type`, `status`, `detail` and more."""
 
 
 class ClientError(ClusterError):
@@ -47,13 +55,13 @@ class CommandRefused(ClientError):
     command in the request, from 0. `refused` lists all refused commands of the request as [position, code, text].
     """
 
-    def __init__(self, refused: list[list[Any]], index: int | None = None, *, repeated: bool = False) -> None:
+    def __init__(self, refused: list[Refusal], index: int | None = None, *, repeated: bool = False) -> None:
         position, code, text = refused[0]
         which = f"command {position}, the first of {len(refused)} refused," if len(refused) > 1 else "the command"
         super().__init__(f"{which} was refused, {code}: {text}")
-        self.position: int = position
-        self.code: str = code
-        self.text: str = text
+        self.position = int(position)
+        self.code = str(code)
+        self.text = str(text)
         self.refused = refused
         self.index = index
         self.repeated = repeated
@@ -80,11 +88,12 @@ class BadRequest(ClientError):
     `status` and `type` are those of the server's problem document, which is `problem`.
     """
 
-    def __init__(self, problem: Mapping[str, Any]) -> None:
+    def __init__(self, problem: Problem) -> None:
         super().__init__(str(problem.get("detail") or problem.get("title") or problem))
         self.problem = problem
-        self.status: int = problem["status"]
-        self.type: str = problem.get("type", "about:blank")
+        status = problem["status"]
+        self.status: int = status if isinstance(status, int) else HTTPStatus.BAD_REQUEST
+        self.type = str(problem.get("type", "about:blank"))
 
 
 class NotFound(BadRequest):
@@ -149,12 +158,22 @@ SESSION_ERRORS: dict[str, type[SessionError]] = {
 """The codes with which a session refuses a command."""
 
 
-def session_error_of(refused: list[list[Any]]) -> SessionError | None:
+def session_error_of(refused: list[Refusal]) -> SessionError | None:
     """The error of the first of these [position, code, text]; None if any of them came from the machine."""
     if not refused or any(code not in SESSION_ERRORS for _, code, _ in refused):
         return None
     _, code, text = refused[0]
-    return SESSION_ERRORS[code](code, text)
+    return SESSION_ERRORS[str(code)](str(code), str(text))
+
+
+def refusals_of(problem: Problem) -> list[Refusal]:
+    """The refused commands that a problem names; none if it names none."""
+    refused = problem.get("refused")
+    return refused if _are_refusals(refused) else []
+
+
+def _are_refusals(refused: object) -> TypeGuard[list[Refusal]]:
+    return isinstance(refused, list)
 
 
 class Halted(ClientError):

@@ -5,17 +5,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
-from quire.log import pack
+from quire.log import PayloadInvalid, Value, pack
 from quire.log.packing import array_head
 
-from .errors import BadRequest, ClientError, CommandRefused, ResultsCut, ServerFault, session_error_of
+from .errors import (
+    BadRequest,
+    ClientError,
+    CommandRefused,
+    Problem,
+    Refusal,
+    ResultsCut,
+    ServerFault,
+    refusals_of,
+    session_error_of,
+)
 
 ARRAY_OF_TWO = b"\x92"
 ARRAY_HEAD_BYTES = 5  # The longest head of a msgpack array.
 
-Answer = asyncio.Future[Any]
+Answer = asyncio.Future[Value]
+BatchAnswer = asyncio.Future["BatchReply"]
 MakeError = Callable[[], ClientError]
 
 
@@ -29,8 +40,8 @@ class BatchReply:
 
     index: int | None
     epoch: int
-    results: list[Any]
-    refused: list[list[Any]]
+    results: list[Value]
+    refused: list[Refusal]
 
     @property
     def repeated(self) -> bool:
@@ -43,12 +54,22 @@ class BatchReply:
 
 
 class Submission(NamedTuple):
-    """The commands of one call, as msgpack without an array head. A `batch` is never split and has one answer."""
+    """The commands of one call, as msgpack without an array head, and the future that awaits their results.
+
+    A command of its own has an `answer`. A batch has a `reply`, and is never split.
+    """
 
     packed: bytes
     commands: int
-    batch: bool
-    answer: Answer
+    answer: Answer | None
+    reply: BatchAnswer | None
+
+
+class Batch(NamedTuple):
+    """The number of commands of a batch, and the future that awaits its reply."""
+
+    commands: int
+    reply: BatchAnswer
 
 
 class Message:
@@ -75,8 +96,10 @@ class Message:
         self.deadline = deadline
         self.closes_at = closes_at  # Later submissions go to the next message, which has a later deadline.
         self.pieces: list[bytes] = []
+        # Of the pieces that are no batches.
         self.answers: list[Answer] = []
-        self._batches: dict[int, int] = {}  # The number of commands of each batch, by its position in the lists.
+        # By its position among the pieces.
+        self._batches: dict[int, Batch] = {}
         self.commands = 0
         self.size = 0
         self.sequence = 0  # 0: not numbered, since it was never sent or provably had no effect.
@@ -91,19 +114,24 @@ class Message:
             message.add(*submission)
         return message
 
-    def add(self, packed: bytes, commands: int, batch: bool, answer: Answer) -> None:
+    def add(self, packed: bytes, commands: int, answer: Answer | None, reply: BatchAnswer | None) -> None:
         """Append a submission."""
-        if batch:
-            self._batches[len(self.pieces)] = commands
+        if answer is not None:
+            self.answers.append(answer)
+        elif reply is not None:
+            self._batches[len(self.pieces)] = Batch(commands, reply)
         self.pieces.append(packed)
-        self.answers.append(answer)
         self.commands += commands
         self.size += len(packed)
 
     def submissions(self) -> Iterator[Submission]:
         """The submissions, in order."""
-        for at, (packed, answer) in enumerate(zip(self.pieces, self.answers, strict=True)):
-            yield Submission(packed, self._batches.get(at, 1), at in self._batches, answer)
+        answers = iter(self.answers)
+        for at, packed in enumerate(self.pieces):
+            if (batch := self._batches.get(at)) is not None:
+                yield Submission(packed, batch.commands, None, batch.reply)
+            else:
+                yield Submission(packed, 1, next(answers), None)
 
     def encode(self) -> bytes:
         """The message as msgpack: [sequence, commands]. The same bytes on every call until the sequence changes."""
@@ -113,8 +141,8 @@ class Message:
         self,
         index: int | None,
         epoch: int,
-        results: list[Any],
-        refused: Sequence[Sequence[Any]],
+        results: list[Value],
+        refused: Sequence[Refusal],
         cut: int | None = None,
     ) -> None:
         """Resolve every future with its share of the results, of which there is one for each command below `cut`.
@@ -122,58 +150,61 @@ class Message:
         `index` is None if the session answered commands of the message with recorded replies.
         """
         if self._batches or refused or cut is not None:
-            self._answer_each(index, epoch, results, {position: [code, text] for position, code, text in refused})
+            self._answer_each(index, epoch, results, _by_position(refused))
             return
         for answer, result in zip(self.answers, results, strict=True):
             if not answer.done():
                 answer.set_result(result)
 
-    def _answer_each(self, index: int | None, epoch: int, results: list[Any], refusals: dict[int, list[str]]) -> None:
+    def _answer_each(
+        self, index: int | None, epoch: int, results: list[Value], refusals: Mapping[int, list[str]]
+    ) -> None:
         position = 0
-        for _, commands, batch, answer in self.submissions():
+        for _, commands, answer, reply in self.submissions():
             end = position + commands
             own_index = None if index is None else index + position
             refused = _refused_between(refusals, position, end)
-            if answer.done():
-                pass  # The caller cancelled it. The command was executed anyway.
-            elif end > len(results):
-                answer.set_exception(ResultsCut(own_index))
-            elif not batch and (error := session_error_of(refused)):
-                answer.set_exception(error)
-            elif batch:
-                answer.set_result(BatchReply(own_index, epoch, results[position:end], refused))
-            elif refused:
-                answer.set_exception(CommandRefused(refused, own_index, repeated=index is None))
-            else:
-                answer.set_result(results[position])
+            # A future that is done was cancelled by the caller. The command was executed anyway.
+            if end > len(results):
+                fail(answer or reply, partial(ResultsCut, own_index))
+            elif reply is not None and not reply.done():
+                reply.set_result(BatchReply(own_index, epoch, results[position:end], refused))
+            elif answer is not None and not answer.done():
+                if error := session_error_of(refused):
+                    answer.set_exception(error)
+                elif refused:
+                    answer.set_exception(CommandRefused(refused, own_index, repeated=index is None))
+                else:
+                    answer.set_result(results[position])
             position = end
 
     def fail(self, error: MakeError) -> None:
         """Fail every future, each with its own error object."""
         self.pending = False
-        for answer in self.answers:
-            fail(answer, error)
+        for submission in self.submissions():
+            fail(submission.answer or submission.reply, error)
 
-    def parts(self, problem: Mapping[str, Any]) -> tuple[list["Message"], bool, list["Message"]]:
+    def parts(self, problem: Problem) -> tuple[list["Message"], bool, list["Message"]]:
         """Split a refused message: what comes before the refused commands, whether any failed, and what comes after.
 
         A batch is refused as a whole. If the problem names no commands, each submission becomes a message of its own,
         so that the next refusal hits only the submission that caused it.
         """
-        if not problem.get("refused"):
+        refused = refusals_of(problem)
+        if not refused:
             if len(self.pieces) > 1:
                 return [Message.of([each], self.deadline) for each in self.submissions()], False, []
             self.fail(lambda: error_of(problem))
             return [], True, []
-        refusals = {position: [code, text] for position, code, text in problem["refused"]}
+        refusals = _by_position(refused)
         sides: tuple[list[Submission], list[Submission]] = [], []
         position, found = 0, False
         for submission in self.submissions():
-            refused = _refused_between(refusals, position, position + submission.commands)
+            own = _refused_between(refusals, position, position + submission.commands)
             position += submission.commands
-            if refused:
+            if own:
                 found = True
-                fail(submission.answer, partial(CommandRefused, refused))
+                fail(submission.answer or submission.reply, partial(CommandRefused, own))
             else:
                 sides[found].append(submission)
         if not found:
@@ -182,20 +213,35 @@ class Message:
         return before, True, after
 
 
-def error_of(problem: Mapping[str, Any]) -> ClientError:
+def error_of(problem: Problem) -> ClientError:
     """The error for a problem that refuses a message because of its content."""
     if problem.get("status") == HTTPStatus.INTERNAL_SERVER_ERROR:
         return ServerFault(str(problem.get("detail")))
     return BadRequest(problem)
 
 
-def fail(answer: Answer, error: MakeError) -> None:
+def fail(future: Answer | BatchAnswer | None, error: MakeError) -> None:
     """Fail a future that is neither resolved nor cancelled."""
-    if not answer.done():
-        answer.set_exception(error())
+    if future is not None and not future.done():
+        future.set_exception(error())
 
 
-def _refused_between(refusals: dict[int, list[str]], position: int, end: int) -> list[list[Any]]:
+def pack_or_refuse(value: object) -> bytes:
+    """The msgpack bytes of a value to be sent. Raises BadRequest if it has none."""
+    try:
+        return pack(value)
+    except PayloadInvalid as error:
+        raise BadRequest(
+            {"type": "about:blank", "status": 400, "detail": f"the value cannot be sent: {error.reason}"}
+        ) from None
+
+
+def _by_position(refused: Iterable[Refusal]) -> dict[int, list[str]]:
+    """The code and text of each refused command, by its position."""
+    return {int(position): [str(code), str(text)] for position, code, text in refused}
+
+
+def _refused_between(refusals: Mapping[int, list[str]], position: int, end: int) -> list[Refusal]:
     """The refusals at [position, end), their positions relative to `position`."""
     if not refusals:
         return []

@@ -23,21 +23,23 @@ it. A message in the queue is withdrawn.
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
 from itertools import chain, islice
-from typing import Any
+
+from quire.log import Value
 
 from .errors import (
     BadRequest,
     ClientError,
     Halted,
     OutcomeUnknown,
+    Problem,
+    Refusal,
     SessionExpired,
     SessionFenced,
     Unavailable,
     session_error_of,
 )
-from .message import ARRAY_HEAD_BYTES, Answer, MakeError, Message, Submission, fail
+from .message import ARRAY_HEAD_BYTES, Answer, BatchAnswer, MakeError, Message, Submission
 
 WINDOW_BYTES = 4 << 20  # Of commands that await their answers: what a node buffers for one session.
 MESSAGE_COMMANDS = 1024  # Single commands in a message, so that several messages fill a window.
@@ -62,7 +64,7 @@ class Pipeline:
         self._queue: deque[Message] = deque()
         self._in_flight: deque[Message] = deque()
         self._gathering: Message | None = None  # The last one in the queue, while it takes submissions.
-        self._awaiting_space: deque[tuple[Submission, float, asyncio.Future[Answer]]] = deque()
+        self._awaiting_space: deque[tuple[Submission, float, asyncio.Future[None]]] = deque()
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -92,33 +94,52 @@ class Pipeline:
         self._halts |= sequence < self._next_sequence
         self._next_sequence = sequence
 
-    def submit(self, packed: bytes, commands: int, *, batch: bool) -> Answer | None:
-        """Queue the commands of a call; None if the window has no space, or earlier calls wait for it.
+    def submit(self, packed: bytes) -> Answer | None:
+        """Queue one command; None if the window has no space, or earlier calls wait for it.
 
         Raises:
-            BadRequest: they exceed the limits of a message.
+            BadRequest: it exceeds the limits of a message.
         """
-        if self._awaiting_space or not self._has_space(packed, commands):
+        if self._awaiting_space or not self._has_space(packed, 1):
             return None
         answer: Answer = self._loop.create_future()
-        self._take(Submission(packed, commands, batch, answer), self._loop.time())
+        self._take(Submission(packed, 1, answer, None), self._loop.time())
         return answer
 
-    async def submit_later(self, packed: bytes, commands: int, *, batch: bool) -> Answer:
-        """Queue the commands of a call once the window has space. If this call is cancelled, nothing was submitted.
+    def submit_batch(self, packed: bytes, commands: int) -> BatchAnswer | None:
+        """Queue the commands of a batch. Otherwise like `submit`."""
+        if self._awaiting_space or not self._has_space(packed, commands):
+            return None
+        reply: BatchAnswer = self._loop.create_future()
+        self._take(Submission(packed, commands, None, reply), self._loop.time())
+        return reply
+
+    async def submit_later(self, packed: bytes) -> Answer:
+        """Queue one command once the window has space. If this call is cancelled, nothing was submitted.
 
         Raises:
-            BadRequest: they exceed the limits of a message.
+            BadRequest: it exceeds the limits of a message.
             Unavailable: the window had no space within the timeout.
         """
-        admitted: asyncio.Future[Answer] = self._loop.create_future()
-        submission = Submission(packed, commands, batch, self._loop.create_future())
+        answer: Answer = self._loop.create_future()
+        await self._admitted(Submission(packed, 1, answer, None))
+        return answer
+
+    async def submit_batch_later(self, packed: bytes, commands: int) -> BatchAnswer:
+        """Queue the commands of a batch once the window has space. Otherwise like `submit_later`."""
+        reply: BatchAnswer = self._loop.create_future()
+        await self._admitted(Submission(packed, commands, None, reply))
+        return reply
+
+    async def _admitted(self, submission: Submission) -> None:
+        """Return once the submission is queued. Raises as `submit_later`."""
+        admitted: asyncio.Future[None] = self._loop.create_future()
         self._awaiting_space.append((submission, self._loop.time(), admitted))
         self._wake.set()
         try:
             async with asyncio.timeout(self._timeout_s):
                 self._admit()
-                return await admitted
+                await admitted
         except TimeoutError:
             full = f"the window was full for {self._timeout_s:g} s; {self.last_failure}"
             no_session = f"{self.last_failure}, for {self._timeout_s:g} s"
@@ -158,8 +179,8 @@ class Pipeline:
         ):
             if value > limit:
                 detail = f"{what} is {value}, above the limit of {limit}"
-                problem = {"type": LIMIT_EXCEEDED, "status": 413, "detail": detail}
-                raise BadRequest({**problem, "what": what, "size": value, "limit": limit})
+                sizes: Problem = {"what": what, "size": value, "limit": limit}
+                raise BadRequest({"type": LIMIT_EXCEEDED, "status": 413, "detail": detail, **sizes})
 
     def _begin_message(self, submitted_at: float) -> Message:
         self.message_full = self._gathering is not None
@@ -179,7 +200,7 @@ class Pipeline:
                     if not self._has_space(submission.packed, submission.commands):
                         return
                     self._take(submission, submitted_at)
-                    admitted.set_result(submission.answer)
+                    admitted.set_result(None)
                 except BadRequest as error:
                     admitted.set_exception(error)
             awaiting.popleft()
@@ -221,8 +242,8 @@ class Pipeline:
         sequence: int,
         index: int | None,
         epoch: int,
-        results: list[Any],
-        refused: list[list[Any]],
+        results: list[Value],
+        refused: list[Refusal],
         cut: int | None = None,
     ) -> None:
         """Resolve the first message in flight. `cut`: the results from this position on were left out.
@@ -264,7 +285,7 @@ class Pipeline:
         if back:
             self._requeue(back[0].sequence, back)
 
-    def refused(self, sequence: int, problem: Mapping[str, Any]) -> bool:
+    def refused(self, sequence: int, problem: Problem) -> bool:
         """The message at a sequence was refused for its content: requeue the rest of it and everything after it.
 
         Returns False if it was in doubt, so the session must be left. Then everything in doubt is reported as unknown,
@@ -276,7 +297,7 @@ class Pipeline:
         self._check_next(sequence)
         head, *others = self._in_flight
         if head.in_doubt:
-            detail = problem.get("detail") or problem.get("title") or "no reason given"
+            detail = str(problem.get("detail") or problem.get("title") or "no reason given")
             self.left(f"it may have been executed before a server refused to take it again: {detail}")
             return False
         before, failed, after = head.parts(problem)
@@ -388,7 +409,9 @@ class Pipeline:
     def reject_awaiting(self, error: MakeError) -> None:
         """Fail the calls that wait for space."""
         while self._awaiting_space:
-            fail(self._awaiting_space.popleft()[-1], error)
+            _, _, admitted = self._awaiting_space.popleft()
+            if not admitted.done():
+                admitted.set_exception(error())
 
     def _shut(self, withdrawn: list[Message], error: MakeError) -> None:
         self._gathering = None

@@ -6,15 +6,18 @@ The only state to keep is the index to continue from.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Protocol, TypedDict
 from urllib.parse import urlencode
 
+from quire.log import Value
+
+from .documents import BoundsDocument, document_of, rows_of
 from .errors import ClientError, NotFound, Unavailable
-from .transport import Reply, value_of
+from .transport import Reply
 
 TAIL_WAIT_MS = 3_000  # Shorter than a read's timeout for one server, which tells a silent server from a quiet log.
 PAUSE_S = 0.05  # Before asking again when a server did not wait as asked, for example because it is stopping.
@@ -39,90 +42,123 @@ class Record:
     sequence: int
     executed: bool | None
     headers: Mapping[str, str]
-    value: Any
+    value: Value
 
-
-_FIELDS = tuple(field.name for field in fields(Record))
 
 Pages = AsyncGenerator[list[Record], None]
-Get = Callable[[str], Awaitable[Reply]]
 
 
-async def range_pages(get: Get, from_index: int | None, to_index: int | None) -> Pages:
-    """The visible records [from_index, to_index), in pages. None stands for the first and the last visible record.
+class Source(Protocol):
+    """What records are read from: servers, each of which may give the next page."""
 
-    Raises:
-        Unavailable: the servers that answer do not yet have all of the range.
-    """
-    bounds = value_of(await get("/index_bounds"))
-    index = bounds["lowest_index"] if from_index is None else from_index
-    end = bounds["highest_index"] if to_index is None else min(to_index, bounds["highest_index"])
-    while index < end:
-        page, next_index = await _page(get, index, {"from": index, "to": end})
-        if next_index == index:
-            raise Unavailable(f"index {index} was visible on one server, and is not yet on the one that answered")
-        index = next_index
-        if page:
-            yield page
+    timeout_s: float
+
+    async def get(self, path: str) -> Reply: ...
 
 
-async def tail_pages(get: Get, from_index: int | None, timeout_s: float) -> Pages:
-    """Every record from an index on, in pages, without end. None starts after the last visible record.
+class RecordPages:
+    """The records of a cluster in pages, as the servers send them: as `client.pages`."""
 
-    Raises:
-        Unavailable: no server answered for `timeout_s`.
-        NotFound: the index has expired, or no server reached it within `timeout_s`.
-    """
-    index = value_of(await get("/index_bounds"))["highest_index"] if from_index is None else from_index
-    async with aclosing(_followed(get, index, None, timeout_s, {})) as pages:
-        async for page in pages:
-            yield page
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    async def range(self, from_index: int | None, to_index: int | None) -> Pages:
+        """The visible records [from_index, to_index). None stands for the first and the last visible record.
+
+        Raises:
+            Unavailable: the servers that answer do not yet have all of the range.
+        """
+        bounds = await self._bounds()
+        index = bounds["lowest_index"] if from_index is None else from_index
+        end = bounds["highest_index"] if to_index is None else min(to_index, bounds["highest_index"])
+        while index < end:
+            page, next_index = await self._page(index, {"from": index, "to": end})
+            if next_index == index:
+                raise Unavailable(f"index {index} was visible on one server, and is not yet on the one that answered")
+            index = next_index
+            if page:
+                yield page
+
+    async def tail(self, from_index: int | None) -> Pages:
+        """Every record from an index on, without end. None starts after the last visible record.
+
+        Raises:
+            Unavailable: no server answered within the client's `timeout_s`.
+            NotFound: the index has expired, or no server reached it within `timeout_s`.
+        """
+        index = (await self._bounds())["highest_index"] if from_index is None else from_index
+        async with aclosing(self._followed(index, None, {})) as pages:
+            async for page in pages:
+                yield page
+
+    def history(self, from_index: int, to_index: int) -> Pages:
+        """The records [from_index, to_index), including system records (kind `system`).
+
+        Waits for a server that does not have them yet. Raises as `tail`.
+        """
+        return self._followed(from_index, to_index, {"to": to_index, "kinds": "all"})
+
+    async def _followed(self, index: int, to_index: int | None, parameters: Mapping[str, int | str]) -> Pages:
+        """The pages from an index on, up to `to_index` or without end. Raises as `tail`."""
+        timeout_s = self._source.timeout_s
+        deadline = time.monotonic() + timeout_s
+        while to_index is None or index < to_index:
+            asked_at = time.monotonic()
+            try:
+                page, next_index = await self._page(index, {"from": index, "wait_ms": TAIL_WAIT_MS, **parameters})
+            except NotFound as error:
+                if error.type not in AHEAD or time.monotonic() > deadline:
+                    raise
+                page, next_index = [], index  # This server lags behind the previous one; one of them will catch up.
+            else:
+                deadline = time.monotonic() + timeout_s
+            if page:
+                yield page
+            if next_index == index and time.monotonic() - asked_at < TAIL_WAIT_MS / 2000:
+                await asyncio.sleep(PAUSE_S)
+            index = next_index
+
+    async def _bounds(self) -> BoundsDocument:
+        return document_of(await self._source.get("/index_bounds"), BoundsDocument)
+
+    async def _page(self, index: int, parameters: Mapping[str, int | str]) -> tuple[list[Record], int]:
+        """A server's records from `index` on, and the index to continue from."""
+        reply = await self._source.get("/records?" + urlencode(parameters))
+        page = [_record(line) for line in rows_of(reply, _Line)]
+        next_index = int(reply.headers["Quire-Next-Index"])
+        indices = [index - 1, *(record.index for record in page), next_index]
+        if any(later <= earlier for earlier, later in pairwise(indices)):
+            raise ClientError(
+                f"asked for records from {index}, a server sent {indices[1:-1]} and next index {next_index}"
+            )
+        return page, next_index
 
 
-def history_pages(get: Get, from_index: int, to_index: int, timeout_s: float) -> Pages:
-    """The records [from_index, to_index), including system records (kind `system`), in pages.
-
-    Waits for a server that does not have them yet. Raises as `tail_pages`.
-    """
-    return _followed(get, from_index, to_index, timeout_s, {"to": to_index, "kinds": "all"})
-
-
-async def _followed(
-    get: Get, index: int, to_index: int | None, timeout_s: float, parameters: Mapping[str, int | str]
-) -> Pages:
-    """The pages from an index on, up to `to_index` or without end. Raises as `tail_pages`."""
-    deadline = time.monotonic() + timeout_s
-    while to_index is None or index < to_index:
-        asked_at = time.monotonic()
-        try:
-            page, next_index = await _page(get, index, {"from": index, "wait_ms": TAIL_WAIT_MS, **parameters})
-        except NotFound as error:
-            if error.type not in AHEAD or time.monotonic() > deadline:
-                raise
-            page, next_index = [], index  # This server lags behind the previous one; one of them will catch up.
-        else:
-            deadline = time.monotonic() + timeout_s
-        if page:
-            yield page
-        if next_index == index and time.monotonic() - asked_at < TAIL_WAIT_MS / 2000:
-            await asyncio.sleep(PAUSE_S)
-        index = next_index
+class _Line(TypedDict):
+    index: int
+    epoch: int
+    timestamp: int
+    kind: str
+    session: int
+    sequence: int
+    executed: bool | None
+    headers: Mapping[str, str]
+    value: Value
 
 
-async def _page(get: Get, index: int, parameters: Mapping[str, int | str]) -> tuple[list[Record], int]:
-    """A server's records from `index` on, and the index to continue from."""
-    reply = await get("/records?" + urlencode(parameters))
-    page = [_record(line) for line in value_of(reply)]
-    next_index = int(reply.headers["Quire-Next-Index"])
-    indices = [index - 1, *(record.index for record in page), next_index]
-    if any(later <= earlier for earlier, later in pairwise(indices)):
-        raise ClientError(f"asked for records from {index}, a server sent {indices[1:-1]} and next index {next_index}")
-    return page, next_index
-
-
-def _record(line: Mapping[str, Any]) -> Record:
+def _record(line: _Line) -> Record:
     """The record in a line; fields that only later versions know are ignored."""
     try:
-        return Record(**{name: line[name] for name in _FIELDS})
+        return Record(
+            line["index"],
+            line["epoch"],
+            line["timestamp"],
+            line["kind"],
+            line["session"],
+            line["sequence"],
+            line["executed"],
+            line["headers"],
+            line["value"],
+        )
     except KeyError as error:
         raise ClientError(f"a server sent a record without {error.args[0]}: it is older than this client") from None

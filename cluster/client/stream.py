@@ -12,8 +12,7 @@ import asyncio
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import aiohttp
 from aiohttp import WSMsgType
@@ -22,12 +21,11 @@ from quire.log import PayloadInvalid, pack
 from quire.log.packing import ExtType, unpack_trusted
 
 from .backoff import AttemptFailed, Backoff, log
-from .errors import ClientError, Halted, NotFound, SessionError, SessionExpired, Unavailable
-from .message import Answer
+from .documents import document_of
+from .errors import ClientError, Halted, NotFound, Problem, SessionError, SessionExpired, Unavailable
 from .pipeline import OutOfSequence, Pipeline
-from .transport import CHECK_FAILED, MACHINE_FAILED, NothingWritten, Transport, document_of
+from .transport import CHECK_FAILED, MACHINE_FAILED, NothingWritten, Transport
 
-SESSION_FIELDS = ("session", "sequence", "session_window", "max_request_bytes")
 # [sequence, index, epoch, results, refused], and if the results were cut, the first position that is left out
 ANSWER_LENGTHS = (5, 6)
 PROBLEM_LENGTH = 2  # [sequence, problem]
@@ -61,7 +59,7 @@ class StreamProblem(NamedTuple):
     """The problem that ended a stream: the server took nothing from `sequence` on."""
 
     sequence: int
-    problem: dict[str, Any]
+    problem: Problem
 
 
 class CommandStream:
@@ -79,18 +77,22 @@ class CommandStream:
         self._progress = False
         self._task: asyncio.Task[None] | None = None
 
-    async def submit_later(self, packed: bytes, commands: int, *, batch: bool) -> Answer:
-        """`Pipeline.submit_later`, opening a session first if there is none.
+    def start(self) -> None:
+        """Open a session and the stream, unless it was done: commands that wait for space get it.
 
         Raises:
             SessionError, Halted: the client sends nothing more.
         """
-        self._start()
-        return await self.pipeline.submit_later(packed, commands, batch=batch)
+        if self._failure is not None:
+            raise _copy_of(self._failure)
+        if self.pipeline.halted:
+            raise Halted
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="quire stream")
 
     async def session(self) -> Session:
         """The session, opened now if it was not. Raises Unavailable, ClientError."""
-        self._start()
+        self.start()
         deadline, backoff = time.monotonic() + self._transport.timeout_s, Backoff("session")
         while True:
             try:
@@ -133,14 +135,6 @@ class CommandStream:
         if task is not None and not task.cancelled():
             task.result()
 
-    def _start(self) -> None:
-        if self._failure is not None:
-            raise _copy_of(self._failure)
-        if self.pipeline.halted:
-            raise Halted
-        if self._task is None:
-            self._task = asyncio.create_task(self._run(), name="quire stream")
-
     async def _run(self) -> None:
         try:
             while True:
@@ -182,9 +176,10 @@ class CommandStream:
             if self._session is None:
                 await self._close_left()
                 body = pack({} if self._name is None else {"name": self._name})
-                document = document_of(await self._transport.call_once("POST", "/sessions", body))
+                document = document_of(await self._transport.call_once("POST", "/sessions", body), _SessionOpened)
                 try:
-                    number, sequence, window, message_bytes = itemgetter(*SESSION_FIELDS)(document)
+                    number, sequence = document["session"], document["sequence"]
+                    window, message_bytes = document["session_window"], document["max_request_bytes"]
                 except KeyError as missing:
                     raise ClientError(
                         f"a server opened a session without {missing}; does it run this version of quire?"
@@ -282,7 +277,7 @@ class CommandStream:
             case _:
                 raise StreamEnded(str(end))
 
-    def _handle_problem(self, sequence: int, problem: dict[str, Any]) -> None:
+    def _handle_problem(self, sequence: int, problem: Problem) -> None:
         status, detail = problem.get("status"), str(problem.get("detail"))
         if status in CONTENT_REFUSED or problem.get("type") in FAULTS:
             if not self.pipeline.refused(sequence, problem):
@@ -290,7 +285,15 @@ class CommandStream:
             return
         if status in NOT_TAKEN:
             self.pipeline.returned(sequence)
-        raise StreamEnded(detail, problem.get("retry_after_s"))
+        patience = problem.get("retry_after_s")
+        raise StreamEnded(detail, patience if isinstance(patience, int | float) else None)
+
+
+class _SessionOpened(TypedDict):
+    session: int
+    sequence: int
+    session_window: int
+    max_request_bytes: int
 
 
 def _copy_of(error: SessionError) -> SessionError:

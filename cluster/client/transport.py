@@ -13,25 +13,26 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import aiohttp
 import orjson
 
-from quire.log.packing import ExtType, unpack_trusted
+from quire.log import Value
 
 from ..outgoing import send_once, sendable
 from .backoff import AttemptFailed, Backoff
 from .errors import (
     BadRequest,
-    ClientError,
     CommandRefused,
     NotFound,
     OutcomeUnknown,
+    Problem,
     ServerFault,
     SessionExpired,
     SessionFenced,
     Unavailable,
+    refusals_of,
 )
 from .forks import Sockets, closed, opened
 
@@ -57,27 +58,6 @@ class Reply(NamedTuple):
     body: bytes
     content_type: str
     headers: Mapping[str, str]
-
-
-def document_of(reply: Reply) -> dict[str, Any]:
-    """The JSON object or msgpack map in a reply. Raises ClientError if it is neither."""
-    document = value_of(reply)
-    if not isinstance(document, dict):
-        raise ClientError(f"a server answered with {reply.content_type} that is not a map; is it a quire node?")
-    return document
-
-
-def value_of(reply: Reply) -> Any:
-    """The value in a reply. Raises ClientError if its content type is not one that a quire node sends."""
-    match reply.content_type:
-        case "application/msgpack":
-            return unpack_trusted(reply.body, ExtType)
-        case "application/json":
-            return orjson.loads(reply.body)
-        case "application/octet-stream":
-            return reply.body
-        case _:
-            raise ClientError(f"a server answered with {reply.content_type}; it is not a quire node; check the address")
 
 
 class NothingWritten(AttemptFailed):
@@ -297,7 +277,7 @@ def _failure_of(server: str, attempt: _Attempt, answer: aiohttp.ClientResponse, 
     """The error for a response with a status other than 200."""
     problem = _parse_problem(answer.status, content)
     own = str(problem.get("type", "")).startswith(OWN_TYPE)
-    detail = f"{server} answered {answer.status}: {problem.get('detail') or problem.get('title')}"
+    detail = f"{server} answered {answer.status}: {problem.get('detail') or problem.get('title')!s}"
     if attempt.writes and not own:
         return attempt.unanswered(detail)
     match answer.status:
@@ -306,8 +286,8 @@ def _failure_of(server: str, attempt: _Attempt, answer: aiohttp.ClientResponse, 
             return NothingWritten(detail, float(patience) if patience.isdecimal() else None)
         case HTTPStatus.SERVICE_UNAVAILABLE if own:
             return NothingWritten(detail)
-        case HTTPStatus.UNPROCESSABLE_ENTITY if problem.get("refused"):
-            return CommandRefused(problem["refused"])
+        case HTTPStatus.UNPROCESSABLE_ENTITY if refused := refusals_of(problem):
+            return CommandRefused(refused)
         case HTTPStatus.NOT_FOUND | HTTPStatus.GONE:
             return NotFound(problem)
         case status if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -320,9 +300,9 @@ def _failure_of(server: str, attempt: _Attempt, answer: aiohttp.ClientResponse, 
             return attempt.unanswered(detail)
 
 
-def _parse_problem(status: int, content: bytes) -> dict[str, Any]:
+def _parse_problem(status: int, content: bytes) -> Problem:
     try:
-        problem = orjson.loads(content)
+        problem: Value = orjson.loads(content)
     except orjson.JSONDecodeError:
         problem = None
     if not isinstance(problem, dict):

@@ -2,9 +2,8 @@
 
 import asyncio
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..cli.console import EscapingConsole
 from ..cli.load import BATCH_COMMANDS, Loaded, load, source_of
@@ -23,7 +22,7 @@ SCRIPT_TIMEOUT_S = 300.0
 class Comparison(NamedTuple):
     """The summary of the load, the expected answer, and the nodes' status and answers."""
 
-    loaded: Mapping[str, object]
+    loaded: dict[str, Any]
     expected: str
     rows: Rows
 
@@ -66,7 +65,7 @@ async def _load_and_compare(demo: Demo, commands: int) -> Comparison:
     file = nodes.directory / "instructions.ndjson"
     async with connect(nodes.servers, timeout_s=READY_TIMEOUT_S) as client:
         writing = _run_script(INSTRUCTIONS, "--count", str(commands), "--output", str(file))
-        await asyncio.gather(writing, *map(client.ready, nodes.addresses.values()))
+        await asyncio.gather(writing, *map(client.admin.ready, nodes.addresses.values()))
         before = await client.state()
         loaded = Loaded()
         with file.open("rb") as lines, shown_progress("loading", file.stat().st_size, hidden=False) as progress:
@@ -78,7 +77,7 @@ async def _load_and_compare(demo: Demo, commands: int) -> Comparison:
         )
         rows, expected = await asyncio.gather(
             demo.all_applied(client, loaded.applied_index or 0),
-            _run_script(CHECK, f"--initial={before.state}", str(file)),
+            _run_script(CHECK, f"--initial={before.state!s}", str(file)),
         )
     return Comparison(summary, expected.strip(), rows)
 

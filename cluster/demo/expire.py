@@ -5,15 +5,13 @@ Segments have the smallest possible size, so that seconds under load stand for w
 
 import asyncio
 import time
-from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from quire.log import ReadOnlyDirectory, stored_mark
 
 from ..cli.output import Exit
 from ..cli.status import Rows
-from ..client import NotFound
-from .document import number, part, text
+from ..client import NotFound, Status
 from .nodes import NODE_IDS, DemoFailed
 from .scenario import CLIENTS, OBSERVATIONS, OBSERVE_EVERY_S, Demo, Scenario, run_scenario, under_load
 from .writers import differences_in
@@ -78,7 +76,7 @@ async def _expire(demo: Demo) -> Outcome:
         rows, off = await scenario.end()
         statuses = {node_id: await scenario.status(node_id) for node_id in scenario.nodes.addresses}
         differences = differences_in(rows, writers.commands, await _lost(scenario), off)
-        expired = {node_id: number(status, "expiry", "expired_segments") for node_id, status in statuses.items()}
+        expired = {node_id: int(status["expiry"]["expired_segments"]) for node_id, status in statuses.items()}
         expired[stale.node_id] += stale.removed_before
         return Outcome(stale, expired, reader, writers.commands, differences, rows)
 
@@ -96,30 +94,27 @@ async def _watch_expiry(scenario: Scenario) -> None:
             scenario.demo.report("  " + _expiry_line(node_id, await scenario.status(node_id)))
 
     async def all_have() -> bool:
-        return all([number(await scenario.status(node_id), "expiry", "expired_segments") for node_id in NODE_IDS])
+        return all([(await scenario.status(node_id))["expiry"]["expired_segments"] for node_id in NODE_IDS])
 
     await scenario.until("each node deletes a segment", all_have)
 
 
-def _expiry_line(node_id: str, status: Mapping[str, object]) -> str:
+def _expiry_line(node_id: str, status: Status) -> str:
+    expiry = status["expiry"]
     line = (
-        f"{node_id} holds {_range(status)} in {number(status, 'log_bytes') // KIB:,} "
-        f"KiB and has deleted {number(status, 'expiry', 'expired_segments')} segments"
+        f"{node_id} holds [{status['lowest_index']:,}, {status['highest_index']:,}) in {status['log_bytes'] // KIB:,} "
+        f"KiB and has deleted {expiry['expired_segments']} segments"
     )
-    if held := number(status, "expiry", "held", "segments"):
-        line += f"; {held} more are over its limit and held: {text(status, 'expiry', 'holds', 0, 'why')}"
+    if held := expiry["held"]["segments"]:
+        line += f"; {held} more are over its limit and held: {expiry['holds'][0]['why']}"
     return line
-
-
-def _range(status: Mapping[str, object]) -> str:
-    return f"[{number(status, 'lowest_index'):,}, {number(status, 'highest_index'):,})"
 
 
 async def _stay_away(scenario: Scenario) -> StaleNode:
     """Stop a follower for longer than any other log reaches back, and start it again."""
     nodes, report = scenario.nodes, scenario.demo.report
     away = next(node_id for node_id in nodes.addresses if node_id != scenario.leader)
-    removed = number(await scenario.status(away), "expiry", "expired_segments")
+    removed = (await scenario.status(away))["expiry"]["expired_segments"]
     await nodes.leave(away)
     mark = stored_mark(ReadOnlyDirectory(nodes.directory / away))
     if mark is None or not mark.clean:
@@ -130,18 +125,16 @@ async def _stay_away(scenario: Scenario) -> StaleNode:
     report(f"  every log begins at {began_at:,} or above: the record that {away} needs next is gone")
     began = time.monotonic()
     await nodes.start_node(away)
-    goal = number(await scenario.client.status(), "highest_index")
+    goal = (await scenario.client.admin.status())["highest_index"]
     snapshot = 0
 
     async def begins_above() -> bool:
         nonlocal snapshot
-        # A node that is not part of the cluster yet has no log.
-        lowest = (await scenario.status(away)).get("lowest_index")
-        snapshot = lowest if isinstance(lowest, int) else 0
+        snapshot = int((await scenario.status(away)).get("lowest_index", 0))
         return snapshot > end
 
     async def has_caught_up() -> bool:
-        return number(await scenario.status(away), "durable_index") >= goal
+        return bool((await scenario.status(away))["durable_index"] >= goal)
 
     await scenario.until(f"{away} installs a snapshot", begins_above)
     await scenario.until(f"{away} catches up", has_caught_up)
@@ -162,28 +155,25 @@ async def _watch_until_gone(scenario: Scenario, away: str, end: int) -> int:
         nonlocal reached
         statuses = {node_id: await scenario.status(node_id) for node_id in others}
         for node_id, status in statuses.items():
-            scenario.demo.report(f"  {node_id} holds {_range(status)}{_kept(status, away)}")
-        reached = min(number(status, "lowest_index") for status in statuses.values())
+            scenario.demo.report(
+                f"  {node_id} holds [{status['lowest_index']:,}, {status['highest_index']:,}){_kept(status, away)}"
+            )
+        reached = min(status["lowest_index"] for status in statuses.values())
         if reached <= end:
             await asyncio.sleep(OBSERVE_EVERY_S)
-        return reached > end
+        return bool(reached > end)
 
     await scenario.until(f"every log begins above {end}", is_gone)
     return reached
 
 
-def _kept(status: Mapping[str, object], away: str) -> str:
+def _kept(status: Status, away: str) -> str:
     """What the leader keeps for an absent node; empty for a follower."""
     if not status["serving"]:
         return ""
-    holds = part(status, "expiry", "holds")
-    for hold in holds if isinstance(holds, list) else ():
-        match hold:
-            case {"what": "follower", "why": str(why)} if why.startswith(away):
-                return f", and leads: {why}"
-            case _:
-                pass
-    return f", and leads: {away} lacks too much, so nothing is kept for it"
+    holds = status["expiry"]["holds"]
+    kept = [hold["why"] for hold in holds if hold["what"] == "follower" and hold["why"].startswith(away)]
+    return f", and leads: {kept[0]}" if kept else f", and leads: {away} lacks too much, so nothing is kept for it"
 
 
 async def _lost(scenario: Scenario) -> int:
@@ -192,7 +182,7 @@ async def _lost(scenario: Scenario) -> int:
 
     async def are_counted() -> bool:
         nonlocal lost
-        lowest = max([number(await scenario.status(node_id), "lowest_index") for node_id in NODE_IDS])
+        lowest = max([(await scenario.status(node_id))["lowest_index"] for node_id in NODE_IDS])
         lost = await scenario.writers.lost(scenario.client, lowest)  # Raises NotFound if a segment expires meanwhile.
         return True
 
@@ -218,7 +208,7 @@ def _conclusion(outcome: Outcome) -> str:
     )
 
 
-def _document(outcome: Outcome) -> dict[str, object]:
+def _document(outcome: Outcome) -> dict[str, Any]:
     return {
         "lesson": "expire",  # The key is part of the output's format.
         **outcome.stale._asdict(),

@@ -1,7 +1,7 @@
 """`quire demo kill leader`: how long a failover takes, and that it loses no acknowledged command."""
 
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..cli.output import Exit
 from ..cli.status import Rows
@@ -52,7 +52,7 @@ async def _kill_the_leader(demo: Demo) -> Outcome:
         report(f"{elected.node_id} leads epoch {elected.epoch} ({elected.reason})")
         report(f"time from the kill to the next acknowledged command: {failover.seconds:.3f} s")
         await nodes.start_node(killed.node_id)
-        await scenario.client.ready(nodes.addresses[killed.node_id])
+        await scenario.client.admin.ready(nodes.addresses[killed.node_id])
         report(f"{killed.node_id} is restarted and follows")
         await writers.acknowledged(COMMANDS_AFTER)
         rows, off = await scenario.end()
@@ -81,7 +81,7 @@ async def kill_leader(client: Client, nodes: DemoNodes, writers: Writers) -> Fai
     return Failover(killed, elected, first.at - at)
 
 
-def _document(outcome: Outcome) -> dict[str, object]:
+def _document(outcome: Outcome) -> dict[str, Any]:
     failover = outcome.failover
     return {
         "killed": failover.killed._asdict(),

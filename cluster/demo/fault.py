@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from ..cli.output import Exit
 from ..cli.status import Rows
-from ..client import Client, ClientError, connect
-from .document import measure, number, part
+from ..client import Client, ClientError, Status, connect
+from ..client.documents import Stream
 from .nodes import DemoFailed
 from .scenario import (
     CLIENTS,
@@ -59,7 +59,7 @@ class Gap(NamedTuple):
     """How far a node was behind, and how it caught up. `match_index` is where its log and the leader's diverged."""
 
     node_id: str
-    most: object
+    most: Mapping[str, object]
     match_index: int
     received_bytes: int
     truncated: int
@@ -99,35 +99,27 @@ async def _fall_behind(scenario: Scenario, fault: Fault) -> Gap:
     before = await scenario.status(away)
     what = await _begin(scenario, fault, away)
     report(
-        f"{scenario.leader} leads; {CLIENTS} clients write; {away} has {number(before, 'durable_index'):,} records and "
-        f"{what}"
+        f"{scenario.leader} leads; {CLIENTS} clients write; {away} has {before['durable_index']:,} records and {what}"
     )
     most = await _observe(scenario, away)
     began = time.monotonic()
     await _end(scenario, fault, away)
-    goal = number(await scenario.status(scenario.leader), "highest_index")
+    goal = (await scenario.status(scenario.leader))["highest_index"]
 
     async def has_caught_up() -> bool:
-        return number(await scenario.status(away), "durable_index") >= goal
+        return bool((await scenario.status(away))["durable_index"] >= goal)
 
     await scenario.until(f"{away} catches up", has_caught_up)
-    seconds, status = time.monotonic() - began, await scenario.status(away)
-    received, match_index = _stream(status)
-    if fault is Fault.PAUSE:
-        received_before, match_before = _stream(before)
-        if match_index == match_before:
-            # The stream survived the pause.
-            received, match_index = received - received_before, number(before, "durable_index")
+    seconds, stream = time.monotonic() - began, _stream(await scenario.status(away))
+    received, match_index = stream["received_bytes"], stream["from_index"]
+    earlier = _stream(before)
+    if match_index == earlier["from_index"] and fault is Fault.PAUSE:  # The stream survived the pause.
+        received, match_index = received - earlier["received_bytes"], before["durable_index"]
     report(
         f"{away} is back: it continues at index {match_index:,}, receives {received:,} bytes of frames, and catches up "
         f"after {seconds:.2f} s"
     )
     return Gap(away, most, match_index, received, 0, seconds)
-
-
-def _stream(status: Mapping[str, object]) -> tuple[int, int]:
-    """How many bytes of frames a follower received on its stream, and from which index on."""
-    return number(status, "stream", "received_bytes"), number(status, "stream", "from_index")
 
 
 async def _begin(scenario: Scenario, fault: Fault, away: str) -> str:
@@ -154,29 +146,27 @@ async def _end(scenario: Scenario, fault: Fault, away: str) -> None:
             await scenario.nodes.start_node(away)
 
 
-async def _observe(scenario: Scenario, away: str) -> object:
+async def _observe(scenario: Scenario, away: str) -> Mapping[str, object]:
     """Report several times what is known of a node that is away; return its last lag, which is its largest."""
-    most: object = {}
+    most: Mapping[str, object] = {}
     for _ in range(OBSERVATIONS):
         await asyncio.sleep(OBSERVE_EVERY_S)
         status = await scenario.status(scenario.leader)
         if "nodes" not in status:  # It no longer leads, because the machine is busy.
             scenario = scenario._replace(leader=(await find_leader(scenario.client)).node_id)
             status = await scenario.status(scenario.leader)
-        nodes = status.get("nodes")
-        row: object = nodes.get(away) if isinstance(nodes, dict) else None
-        known = f"it knows that {away} has" if row else f"it has never heard {away}, which has"
+        heard = status.get("nodes", {}).get(away)
+        known = f"it knows that {away} has" if heard else f"it has never heard {away}, which has"
         try:
-            row = row or await scenario.status(away)
+            row = heard or await scenario.status(away)
         except ClientError:
             scenario.demo.report(f"  {scenario.leader} now leads and has never heard {away}, which does not answer")
             continue
-        most = part(row, "lag")
-        lag = f"{number(most, 'records'):,} records, {number(most, 'bytes'):,} bytes, "
-        lag += f"{measure(most, 'seconds'):.1f} s behind"
+        most = behind = row["lag"]
+        lag = f"{behind['records']:,} records, {behind['bytes']:,} bytes, {behind['seconds']:.1f} s behind"
         scenario.demo.report(
-            f"  {scenario.leader} has {number(status, 'durable_index'):,} and committed "
-            f"{number(status, 'commit_index'):,}; {known} {number(row, 'durable_index'):,}: {lag}"
+            f"  {scenario.leader} has {status['durable_index']:,} and committed {status['commit_index']:,}; {known} "
+            f"{row['durable_index']:,}: {lag}"
         )
     return most
 
@@ -184,34 +174,41 @@ async def _observe(scenario: Scenario, away: str) -> object:
 async def _diverge(scenario: Scenario) -> Gap:
     """Cut the leader off and write to it; another leader is elected, and the first one's suffix is truncated."""
     nodes, report, old = scenario.nodes, scenario.demo.report, scenario.leader
-    epoch = number(await scenario.status(old), "epoch")
+    epoch = (await scenario.status(old))["epoch"]
     await nodes.cut(old)
     async with connect([nodes.addresses[old]], timeout_s=UNCOMMITTED_TIMEOUT_S) as isolated:
         error = await _write_to(isolated)
     status = await scenario.status(old)
-    end = number(status, "highest_index")
+    end = status["highest_index"]
     report(f"{old} leads epoch {epoch} and is cut off; {UNCOMMITTED} more commands reach only {old}, and fail: {error}")
-    report(f"  its log ends at {end:,}, and {number(status, 'commit_index'):,} are committed")
+    report(f"  its log ends at {end:,}, and {status['commit_index']:,} are committed")
     first = await scenario.writers.acknowledged(1, above_epoch=epoch)
     elected = await find_leader(scenario.client)
     report(f"{elected.node_id} leads epoch {elected.epoch}; {first_answer(first)}")
     most = await _observe(scenario._replace(leader=elected.node_id), old)
     began = time.monotonic()
     await nodes.heal()
-    goal = number(await scenario.status(elected.node_id), "highest_index")
+    goal = (await scenario.status(elected.node_id))["highest_index"]
 
     async def follows() -> bool:
         status = await scenario.status(old)
-        return number(status, "durable_index") >= goal and status["leader"] == elected.node_id
+        return bool(status["durable_index"] >= goal and status["leader"] == elected.node_id)
 
     await scenario.until(f"{old} follows", follows)
-    seconds, (received, match_index) = time.monotonic() - began, _stream(await scenario.status(old))
-    truncated = max(0, end - match_index)
+    seconds, stream = time.monotonic() - began, _stream(await scenario.status(old))
+    truncated = max(0, end - stream["from_index"])
     report(
-        f"{old} follows: the logs diverged at {match_index:,}, so the last {truncated:,} records of its log "
-        f"were truncated, and {received:,} bytes of frames replaced them within {seconds:.2f} s"
+        f"{old} follows: the logs diverged at {stream['from_index']:,}, so the last {truncated:,} records of its log "
+        f"were truncated, and {stream['received_bytes']:,} bytes of frames replaced them within {seconds:.2f} s"
     )
-    return Gap(old, most, match_index, received, truncated, seconds)
+    return Gap(old, most, stream["from_index"], stream["received_bytes"], truncated, seconds)
+
+
+def _stream(status: Status) -> Stream:
+    """What a follower receives. Raises DemoFailed if it follows nobody."""
+    if (stream := status.get("stream")) is None:
+        raise DemoFailed(f"{status['node_id']} receives no stream")
+    return stream
 
 
 def first_answer(first: Acknowledged) -> str:

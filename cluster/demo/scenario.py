@@ -8,15 +8,14 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import uvloop
 
 from ..cli.console import EscapingConsole
 from ..cli.output import Exit, complain, say, to_json
 from ..cli.status import Rows, ask_nodes, node_table
-from ..client import Client, ClientError, Unavailable, connect
-from .document import number, part, text
+from ..client import Client, ClientError, Status, Unavailable, connect
 from .nodes import DemoFailed, DemoNodes
 from .writers import BATCH_COMMANDS, Writers
 
@@ -81,7 +80,7 @@ class Demo:
         deadline = asyncio.get_running_loop().time() + APPLIED_TIMEOUT_S
         while True:
             rows = await ask_nodes(client, self.nodes.addresses, states=True)
-            if all(row.status and number(row.status, "applied_index") >= index for row in rows.values()):
+            if all(row.status and row.status["applied_index"] >= index for row in rows.values()):
                 return rows
             if asyncio.get_running_loop().time() > deadline:
                 return rows
@@ -114,9 +113,9 @@ class Scenario(NamedTuple):
         """The nodes."""
         return self.demo.nodes
 
-    async def status(self, node_id: str) -> Mapping[str, object]:
+    async def status(self, node_id: str) -> Status:
         """The status of a node. Raises ClientError."""
-        return await self.client.status(self.nodes.addresses[node_id])
+        return await self.client.admin.status(self.nodes.addresses[node_id])
 
     async def until(self, what: str, condition: Callable[[], Awaitable[bool]]) -> None:
         """Wait until the condition holds. Raises DemoFailed at the timeout."""
@@ -132,8 +131,8 @@ class Scenario(NamedTuple):
         """Stop the writers; return the nodes' status once all have applied everything, and the error of the state."""
         self.writers.end()
         await self.writing
-        rows = await self.demo.all_applied(self.client, number(await self.client.status(), "highest_index"))
-        return rows, int((await self.client.state()).state) - self.state_before - self.writers.sum
+        rows = await self.demo.all_applied(self.client, (await self.client.admin.status())["highest_index"])
+        return rows, int(str((await self.client.state()).state)) - self.state_before - self.writers.sum
 
 
 @asynccontextmanager
@@ -145,8 +144,8 @@ async def under_load(demo: Demo, commands: int, batch_commands: int = BATCH_COMM
     nodes = demo.nodes
     try:
         async with connect(nodes.servers, timeout_s=READY_TIMEOUT_S) as client, asyncio.TaskGroup() as tasks:
-            await asyncio.gather(*map(client.ready, nodes.addresses.values()))
-            before = int((await client.state()).state)
+            await asyncio.gather(*map(client.admin.ready, nodes.addresses.values()))
+            before = int(str((await client.state()).state))
             writers = Writers(nodes.servers, CLIENTS, batch_commands)
             writing = tasks.create_task(writers.run())
             await writers.acknowledged(commands)
@@ -159,28 +158,18 @@ async def find_leader(client: Client) -> Leader:
     """The leader that serves now. Raises Unavailable if there is none within the timeout."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < deadline:
-        status = await client.status()
+        status = await client.admin.status()
         if status["serving"]:
-            return Leader(text(status, "node_id"), number(status, "epoch"), _reason(part(status, "leaders")))
+            own = [change for change in status["leaders"] if change["role"] == "leader"]
+            return Leader(status["node_id"], status["epoch"], own[-1]["reason"])
         await client.state()  # A linearizable read is answered once a leader serves; the client then knows that leader.
     raise Unavailable("no leader was found")
-
-
-def _reason(changes: object) -> str:
-    """Why a node last became the leader, from the changes that its status lists. Raises DemoFailed."""
-    for change in reversed(changes if isinstance(changes, list) else []):
-        match change:
-            case {"role": "leader", "reason": str(reason)}:
-                return reason
-            case _:
-                pass
-    raise DemoFailed("a leader does not say why it leads")
 
 
 def run_scenario(
     work: Callable[[Demo], Awaitable[Outcome]],
     conclusion: Callable[[Outcome], str],
-    document: Callable[[Outcome], Mapping[str, object]],
+    document: Callable[[Outcome], dict[str, Any]],
     *,
     as_json: bool,
     proxied: bool = False,
@@ -236,8 +225,8 @@ def run_on_nodes(
 async def _run_watched(work: Callable[[Demo], Awaitable[Exit]], nodes: DemoNodes, *, as_json: bool) -> Exit:
     console = EscapingConsole(stderr=as_json)
     interrupted = asyncio.Event()
-    for each in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(each, interrupted.set)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
     try:
         await nodes.start()
         console.print(f"Three nodes are starting; their data and logs are in {nodes.directory}", highlight=False)

@@ -19,7 +19,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
-from quire.cluster.client import BatchReply, NotFound, ReplyGone, ResultsCut, Session, SessionError
+from quire.cluster.client import BatchReply, NotFound, ReplyGone, ResultsCut, Session, SessionError, SessionStatus
 
 from .errors import (
     BatchOvertaken,
@@ -42,13 +42,20 @@ ARRAY_HEAD_BYTES = 5
 _GONE, _REUSED = "REPLY_GONE", "SEQUENCE_REUSED"
 
 
+class SessionAdmin(Protocol):
+    """The part of `quire.Client.admin` that the sink uses."""
+
+    async def session_status(self, session: int, /) -> SessionStatus: ...
+
+
 class SessionClient(Protocol):
     """The part of `quire.Client` that the sink uses: a named session and its stream."""
 
     async def session(self) -> Session: ...
     async def resume_at(self, sequence: int) -> Session: ...
     async def submit_batch(self, commands: Sequence[object], /) -> asyncio.Future[BatchReply]: ...
-    async def session_status(self, session: int, /) -> Mapping[str, object]: ...
+    @property
+    def admin(self) -> SessionAdmin: ...
 
 
 Connect = Callable[[], AbstractAsyncContextManager[SessionClient]]
@@ -188,7 +195,7 @@ async def _is_open(client: SessionClient, session: int | None) -> bool:
     if session is None:
         return True
     try:
-        await client.session_status(session)
+        await client.admin.session_status(session)
     except NotFound:
         return False
     return True
@@ -308,7 +315,7 @@ class _Sender:
             if count > 1:
                 raise
             refused, unanswered = [], 1  # A longer text than an answer may have may be a refusal's.
-        for position, code, text in refused:
+        for position, code, text in ((int(at), str(code), str(text)) for at, code, text in refused):
             if code == _REUSED:
                 raise SpoolDamaged(
                     self._state.directory.path, f"sequence {sequence + position} was another command: {text}"

@@ -49,7 +49,7 @@ def test_results_that_were_cut_from_a_repeated_answer_have_no_index() -> None:
         message = Message(0.0)
         answers: list[asyncio.Future[Any]] = [asyncio.get_running_loop().create_future() for _ in range(3)]
         for answer in answers:
-            message.add(b"x", 1, False, answer)
+            message.add(b"x", 1, answer, None)
         message.answer(None, 1, ["result"], [], 1)
         return await answers_of(*answers)
 
@@ -79,7 +79,7 @@ async def test_a_message_in_doubt_that_a_later_server_refuses_is_unknown_and_wha
             batch = await cluster.submit_batch(["in", "doubt"])
             await server.heard(3)  # The copy on the second stream, which is not answered yet.
             later = [await cluster.submit("later"), await cluster.submit("bad")]
-            await cluster.ready(server.address)  # Meanwhile the later ones are sent.
+            await cluster.admin.ready(server.address)  # Meanwhile the later ones are sent.
             server.answering.set()
 
             answers = await answers_of(*doubtful, batch, *later)
@@ -103,7 +103,7 @@ async def test_with_halt_on_failure_nothing_is_sent_after_a_message_in_doubt_was
         doubtful = await cluster.submit("refused later")
         await server.heard(2)
         later = await cluster.submit("later")
-        await cluster.ready(server.address)
+        await cluster.admin.ready(server.address)
         server.answering.set()
         answers = await answers_of(doubtful, later)
         with pytest.raises(Halted):
@@ -139,7 +139,7 @@ async def test_what_was_sent_after_a_message_whose_reply_is_gone_may_be_executed
             gone = await cluster.submit_batch(["a", "b"])
             await server.heard(2)
             later = await cluster.submit_batch(["c"])
-            await cluster.ready(server.address)  # Meanwhile it is sent.
+            await cluster.admin.ready(server.address)  # Meanwhile it is sent.
             server.answering.set()
             answers = await answers_of(gone, later)
 

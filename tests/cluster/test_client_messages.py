@@ -2,6 +2,7 @@
 
 import asyncio
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ async def test_a_message_takes_at_most_1024_single_commands_and_never_splits_a_b
     async with streaming() as server, connect(server.address) as cluster:
         await cluster.apply("first")
         server.answering.clear()
-        futures = [await cluster.submit("held back")]
+        futures: list[asyncio.Future[Any]] = [await cluster.submit("held back")]
         await server.heard(2)
         futures += [await it for it in [cluster.submit("s") for _ in range(1025)]]
         futures += [await cluster.submit_batch(["b"] * commands) for commands in (1023, 1, 5, 3000, 1)]
@@ -68,7 +69,7 @@ async def test_with_16_messages_in_flight_new_commands_gather_in_one_message() -
         futures = []
         for _ in range(20):
             futures.append(await cluster.submit("x"))
-            await cluster.ready(server.address)  # The loop gets its turn.
+            await cluster.admin.ready(server.address)  # The loop gets its turn.
         server.answering.set()
         await answers_of(*futures)
 

@@ -11,7 +11,7 @@ import pytest
 from quire.cluster.client.errors import BadRequest, CommandRefused, Halted, OutcomeUnknown
 from quire.cluster.client.message import Message
 from quire.cluster.client.pipeline import Pipeline
-from quire.log import pack
+from quire.log import Value, pack
 
 TIMEOUT_S = 60.0
 SOON_S = 0.01
@@ -23,7 +23,7 @@ async def sent(pipeline: Pipeline, count: int) -> tuple[list[Message], list["asy
     """Messages of one command each, in flight, with the future of each."""
     messages, answers = [], []
     for number in range(count):
-        answer = pipeline.submit(pack(["add", number]), 1, batch=False)
+        answer = pipeline.submit(pack(["add", number]))
         assert answer is not None
         answers.append(answer)
         messages.append(await pipeline.next_message())
@@ -38,7 +38,7 @@ def opened(*, halt_on_failure: bool = False, window: int = 100, timeout_s: float
 
 async def together(pipeline: Pipeline, *commands: str) -> tuple[Message, list["asyncio.Future[Any]"]]:
     """One message of these commands, in flight, with the future of each."""
-    answers = [pipeline.submit(pack(command), 1, batch=False) for command in commands]
+    answers = [pipeline.submit(pack(command)) for command in commands]
     return await pipeline.next_message(), [answer for answer in answers if answer is not None]
 
 
@@ -57,7 +57,7 @@ async def test_when_a_head_in_doubt_is_refused_all_in_doubt_is_unknown_and_the_r
     doubtful, unknown = await sent(pipeline, 2)
     pipeline.interrupted()
     [later], [waiting] = await sent(pipeline, 1)
-    queued = pipeline.submit(pack(["add", 9]), 1, batch=False)
+    queued = pipeline.submit(pack(["add", 9]))
 
     assert not pipeline.refused(doubtful[0].sequence, REFUSED)
 
@@ -65,7 +65,7 @@ async def test_when_a_head_in_doubt_is_refused_all_in_doubt_is_unknown_and_the_r
     assert not waiting.done()
     assert pipeline.unanswered() == []
     # The window is shut: nothing more is submitted before the next session says how wide its own is.
-    assert pipeline.submit(pack(["add", 10]), 1, batch=False) is None
+    assert pipeline.submit(pack(["add", 10])) is None
 
     pipeline.open(1, 100, 1 << 20)
     again, after = await pipeline.next_message(), await pipeline.next_message()
@@ -105,9 +105,9 @@ async def test_what_was_sent_behind_a_refused_message_is_sent_anew_in_order_unde
 
 
 @pytest.mark.parametrize("results", [[], ["one"], ["one", "two", "three"]])
-async def test_an_answer_with_a_result_fewer_or_more_than_commands_answers_nobody(results: list[str]) -> None:
+async def test_an_answer_with_a_result_fewer_or_more_than_commands_answers_nobody(results: list[Value]) -> None:
     pipeline = opened()
-    answer = pipeline.submit(pack(["add", 1]) + pack(["add", 2]), 2, batch=True)
+    answer = pipeline.submit_batch(pack(["add", 1]) + pack(["add", 2]), 2)
     message = await pipeline.next_message()
 
     with pytest.raises(Exception, match="was not next"):
@@ -137,7 +137,7 @@ async def test_a_problem_with_another_sequence_than_the_head_s_changes_nothing(s
 async def test_the_window_is_free_again_after_what_was_unknown() -> None:
     pipeline = opened(window=2)
     messages, _ = await sent(pipeline, 2)
-    assert pipeline.submit(pack(1), 1, batch=False) is None
+    assert pipeline.submit(pack(1)) is None
     pipeline.interrupted()
 
     assert not pipeline.refused(messages[0].sequence, REFUSED)
@@ -158,7 +158,7 @@ async def test_after_a_refusal_the_window_holds_what_is_sent_again_and_nothing_e
 
     assert pipeline.refused(message.sequence, REFUSED | {"refused": [[1, "NO", "no"]]})
 
-    assert [pipeline.submit(pack(command), 1, batch=False) is None for command in "def"] == [False, False, True]
+    assert [pipeline.submit(pack(command)) is None for command in "def"] == [False, False, True]
 
 
 async def test_the_window_is_free_again_after_what_was_not_taken_and_is_not_sent_again() -> None:
@@ -167,7 +167,7 @@ async def test_the_window_is_free_again_after_what_was_not_taken_and_is_not_sent
     [message], [late] = await sent(pipeline, 1)
     with pytest.raises(OutcomeUnknown):
         await late
-    assert pipeline.submit(pack("more"), 1, batch=False) is None
+    assert pipeline.submit(pack("more")) is None
 
     pipeline.returned(message.sequence)
 
@@ -210,7 +210,7 @@ async def test_a_client_that_halts_on_failure_sends_each_command_alone_if_a_refu
     """It halts when one of them fails, not before: the refusal of all of them is no command's failure."""
     pipeline = opened(halt_on_failure=True)
     message, (first, second, third) = await together(pipeline, "a", "b", "c")
-    after = pipeline.submit(pack("d"), 1, batch=False)
+    after = pipeline.submit(pack("d"))
     assert after is not None
 
     assert pipeline.refused(message.sequence, UNNAMED)

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from quire.cluster.client import Client, CommandRefused, SessionFenced, connect, connect_sync
+from quire.log import Value
 from tests.cluster.running import RunningCluster, running_cluster
 
 DEADLINE_S = 60
@@ -101,7 +102,7 @@ async def test_of_two_holders_of_a_name_only_the_later_one_is_heard(cluster: Run
 
 
 async def test_the_blocking_client_pipelines_too(cluster: RunningCluster) -> None:
-    def session() -> list[str]:
+    def session() -> list[Value]:
         with connect_sync(servers_of(cluster), session="blocking") as client:
             answers = [client.submit(["add", 1]) for _ in range(500)]
             dropped = client.submit(["add", 1])

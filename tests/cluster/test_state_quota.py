@@ -92,7 +92,9 @@ async def test_a_full_state_takes_no_put_and_any_delete_also_after_a_restart(tmp
                 await client.apply(PUTS[1])
             assert await client.query(["get", "b"]) is None
             assert (await client.apply_batch([["delete", "a"], PUTS[1]])).results == [True, True]
-            assert (await client.query(["size"]))["limit"] == LIMIT
+            size = await client.query(["size"])
+            assert isinstance(size, dict)
+            assert size["limit"] == LIMIT
 
 
 @pytest.mark.asyncio

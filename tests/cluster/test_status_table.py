@@ -1,15 +1,17 @@
 """The table of `quire status`."""
 
 from io import StringIO
+from typing import Any, cast
 
 from rich.console import Console
 
 from quire.cluster.cli.status import ANSWER_CHARACTERS, NodeRow, node_table
+from quire.cluster.client import Status
 
 
 def shown(answer: str) -> str:
-    text = StringIO()
-    Console(width=1000, file=text).print(node_table({"n1": NodeRow("a:1", {"role": "leader"}, answer)}))
+    text, status = StringIO(), cast("Status", {"role": "leader"})
+    Console(width=1000, file=text).print(node_table({"n1": NodeRow("a:1", status, answer)}))
     return text.getvalue()
 
 
@@ -21,7 +23,7 @@ def test_an_answer_above_the_limit_is_shortened_and_one_at_the_limit_is_not() ->
 
 def test_what_was_not_received_and_what_is_not_applied_have_rows_of_their_own() -> None:
     text = StringIO()
-    status = {
+    status: Any = {
         "role": "follower",
         "lag": {"records": 3, "bytes": 192, "seconds": 0.5},
         "apply_lag": {"records": 12_981, "seconds": 40.0},

@@ -262,7 +262,7 @@ async def test_a_client_whose_idle_stream_was_ended_notices_nothing(
 
         second = await client.apply(["add", 1])
 
-        assert (float(second) - float(first), (await client.session()).id) == (1, session)
+        assert (float(str(second)) - float(str(first)), (await client.session()).id) == (1, session)
 
 
 @EVERYWHERE

@@ -74,13 +74,13 @@ async def test_a_tail_yields_every_record_once_while_each_node_restarts(three: R
 async def test_a_tail_without_an_index_yields_only_new_records(three: RunningCluster) -> None:
     async with connect(servers_of(three)) as cluster:
         await cluster.append("before")
-        tail = cluster.tail_pages(None)
+        tail = cluster.pages.tail(None)
         following = asyncio.create_task(anext(tail))
-        end = (await cluster.status())["commit_index"]
+        end = (await cluster.admin.status())["commit_index"]
         apps = [app for running in three.nodes.values() if (app := running.runner.app)]
         async with asyncio.timeout(DEADLINE_S):
             while not any(len(app[API].long_polls) for app in apps):
-                await cluster.ready(three.address("n1"))
+                await cluster.admin.ready(three.address("n1"))
         await cluster.append("after")
 
         [record] = await following
@@ -191,9 +191,11 @@ async def test_the_blocking_client_returns_what_the_async_client_returns(three: 
             assert [next(tail).value for _ in range(3)] == ["six", "seven", "eight"]
             tail.close()
             assert cluster.query(["at", 0]) == "one"
-            assert cluster.state().state[:2] == ["one", "two"]
-            assert cluster.status()["role"] == "leader"
-            assert cluster.ready(three.address("n2"))
+            state = cluster.state().state
+            assert isinstance(state, list)
+            assert state[:2] == ["one", "two"]
+            assert cluster.admin.status()["role"] == "leader"
+            assert cluster.admin.ready(three.address("n2"))
             assert (answer.result(DEADLINE_S), batch.results) == (4, [5, 6])
             assert cluster.session().sequence == 0
             with pytest.raises(CommandRefused):

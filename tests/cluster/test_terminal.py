@@ -9,7 +9,7 @@ import traceback
 import unicodedata
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import structlog
@@ -21,7 +21,7 @@ from quire.cluster.cli import commands, log_files
 from quire.cluster.cli.commands import app
 from quire.cluster.cli.console import EscapingConsole
 from quire.cluster.cli.status import NodeRow, node_table
-from quire.cluster.client import connect
+from quire.cluster.client import Status, connect
 from quire.cluster.config.settings import ConfigInvalid
 from quire.cluster.http.problems import problem
 from quire.cluster.serve.arguments import parse_serve
@@ -117,7 +117,7 @@ async def test_every_command_escapes_what_the_log_holds(tmp_path: Path) -> None:
         assert '{"a[red]\\u001b' in "".join(shown_state.stdout.split())
 
         assert SHOWN in await quire("session", "open", HOSTILE)
-        [session] = [row["session"] async for row in client.sessions(HOSTILE[:3])]
+        [session] = [row["session"] async for row in client.admin.sessions(HOSTILE[:3])]
         assert SHOWN in await quire("session", "list", "--prefix", HOSTILE[:3])
         assert json.loads(await quire("session", "show", str(session), "--json"))["name"] == HOSTILE
         assert SHOWN in await quire("session", "show", str(session))
@@ -250,7 +250,8 @@ async def test_every_command_escapes_what_a_server_says_is_wrong() -> None:
 
 def test_an_alarm_has_one_line_and_is_no_markup() -> None:
     text = StringIO()
-    row = NodeRow("a:1", {"alarms": ["first\nsecond", "[bold]third[/bold] :smile:", "[/x]"]}, answer="one\ntwo")
+    status: Any = {"alarms": ["first\nsecond", "[bold]third[/bold] :smile:", "[/x]"]}
+    row = NodeRow("a:1", status, answer="one\ntwo")
     EscapingConsole(width=200, file=text).print(node_table({"n1": row}))
 
     shown = [" ".join(line.split()) for line in text.getvalue().splitlines()]
@@ -259,9 +260,9 @@ def test_an_alarm_has_one_line_and_is_no_markup() -> None:
 
 
 def test_a_terminal_gets_the_console_s_own_sequences_and_no_other() -> None:
-    text = StringIO()
+    text, status = StringIO(), cast("Status", {"role": "\x1b[32mleader"})
     console = EscapingConsole(file=text, force_terminal=True, color_system="standard", width=200)
-    console.print(node_table({"\x1b[31mn1": NodeRow("a:1", {"role": "\x1b[32mleader"})}))
+    console.print(node_table({"\x1b[31mn1": NodeRow("a:1", status)}))
     console.print("\x1b[33malone", highlight=False)
 
     for shown in (r"\x1b[31mn1", r"\x1b[32mleader", r"\x1b[33malone"):

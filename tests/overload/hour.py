@@ -93,7 +93,7 @@ class WellBehaved(Crowd):
         else:
             self.served.succeeded += 1
             self.served.waits_s.append(time.monotonic() - began)
-            self.served.answers[number].append(result)
+            self.served.answers[number].append(int(str(result)))
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):

@@ -17,6 +17,7 @@ from quire.cluster.client import (
     SessionError,
     SessionExpired,
     SessionFenced,
+    SessionStatus,
 )
 from quire.sm import Applied, Applier, Refused, Sessions, StateMachine
 from quire.sm.machines.arithmetic import ArithmeticMachine
@@ -96,6 +97,7 @@ class SessionClient(AbstractAsyncContextManager["SessionClient"]):
 
     def __init__(self, cluster: FakeCluster) -> None:
         self._cluster = cluster
+        self.admin = SessionAdmin(cluster)
         self._session: Session | None = None
         self._next = 0
         self._unanswered = 0
@@ -150,11 +152,18 @@ class SessionClient(AbstractAsyncContextManager["SessionClient"]):
         else:
             future.set_result(BatchReply(applied.index, applied.epoch, applied.results, refused))
 
-    async def session_status(self, session: int, /) -> dict[str, Any]:
+
+class SessionAdmin:
+    """What `sending` uses of the client's `admin`."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self._cluster = cluster
+
+    async def session_status(self, session: int, /) -> SessionStatus:
         found = self._cluster.applier.sessions.find(session)
         if found is None:
             raise NotFound({"status": 404, "detail": f"session {session} is not open"})
-        return found._asdict()
+        return {"session": found.session, "name": found.name, "sequence": found.sequence}
 
 
 class RefusingMachine(ArithmeticMachine):

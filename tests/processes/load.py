@@ -10,7 +10,8 @@ from itertools import count, islice
 from typing import Any
 
 from quire.cluster.client import OutcomeUnknown, Unavailable
-from quire.cluster.client.transport import MSGPACK, Transport, document_of
+from quire.cluster.client.documents import document_of
+from quire.cluster.client.transport import MSGPACK, Transport
 from quire.log import pack
 from tests.processes.cluster import Cluster
 from tests.processes.crowd import Crowd
@@ -100,7 +101,9 @@ class Load(Crowd):
             commands = list(islice(self._commands[client], self._batch))
             body, headers = pack({"commands": commands}), {"Accept": MSGPACK, "Content-Type": MSGPACK}
             try:
-                reply = document_of(await transport.call("POST", "/commands", writes=True, body=body, headers=headers))
+                reply = document_of(
+                    await transport.call("POST", "/commands", writes=True, body=body, headers=headers), dict[str, Any]
+                )
             except OutcomeUnknown:
                 self.history.unknown.append(commands)
             except Unavailable:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Mapping
 from concurrent.futures import Future
-from typing import Any, assert_type
+from typing import assert_type
 
 import quire
 from quire.cluster.client import (
@@ -14,36 +14,44 @@ from quire.cluster.client import (
     ClientError,
     CommandRefused,
     Consistency,
+    Members,
     NotFound,
+    Problem,
     Record,
+    Refusal,
+    SegmentsExpired,
     Session,
+    SessionClosed,
     SessionError,
     SessionFenced,
+    SessionStatus,
+    SnapshotTaken,
     State,
+    Status,
 )
-from quire.log import Bounds
+from quire.log import Bounds, Value
 
 
 async def commands(cluster: Client) -> None:
     """Commands, one by one, in batches, and pipelined."""
-    assert_type(await cluster.apply(["add", 3]), Any)
+    assert_type(await cluster.apply(["add", 3]), Value)
     assert_type(await cluster.apply_batch([["add", 3], ["sub", 1]]), BatchReply)
-    assert_type(await cluster.submit(["add", 3]), asyncio.Future[Any])
+    assert_type(await cluster.submit(["add", 3]), asyncio.Future[Value])
     future = await cluster.submit_batch([["add", 3]])
     assert_type(future, asyncio.Future[BatchReply])
     reply = await future
     assert_type(reply.index, int | None)
     assert_type(reply.repeated, bool)
     assert_type(reply.epoch, int)
-    assert_type(reply.results, list[Any])
-    assert_type(reply.refused, list[list[Any]])
+    assert_type(reply.results, list[Value])
+    assert_type(reply.refused, list[Refusal])
 
 
 async def records(cluster: Client) -> None:
     """Appending and reading records."""
     assert_type(await cluster.append({"any": "value"}), int)
     assert_type(await cluster.append_batch([b"bytes", None]), int)
-    assert_type(await cluster.read(7), Any)
+    assert_type(await cluster.read(7), Value)
     assert_type(await cluster.bounds(), Bounds)
     assert_type(cluster.read_range(1, 5), AsyncGenerator[Record, None])
     assert_type(cluster.tail(), AsyncGenerator[Record, None])
@@ -52,19 +60,19 @@ async def records(cluster: Client) -> None:
         assert_type(record.index, int)
         assert_type(record.timestamp, int)
         assert_type(record.headers, Mapping[str, str])
-        assert_type(record.value, Any)
+        assert_type(record.value, Value)
 
 
 async def reads(cluster: Client, consistency: Consistency) -> None:
     """The machine's state and answers, and the nodes' status."""
-    assert_type(await cluster.query({"get": "key"}), Any)
-    assert_type(await cluster.query(None, "local", server="127.0.0.1:7001"), Any)
+    assert_type(await cluster.query({"get": "key"}), Value)
+    assert_type(await cluster.query(None, "local", server="127.0.0.1:7001"), Value)
     state = await cluster.state(consistency)
     assert_type(state, State)
     assert_type(state.applied_index, int)
     assert_type(state.digest, str)
-    assert_type(await cluster.status(), dict[str, Any])
-    assert_type(await cluster.ready("127.0.0.1:7001"), bool)
+    assert_type(await cluster.admin.status(), Status)
+    assert_type(await cluster.admin.ready("127.0.0.1:7001"), bool)
 
 
 async def administration(cluster: Client) -> None:
@@ -74,13 +82,13 @@ async def administration(cluster: Client) -> None:
     assert_type(session.name, str | None)
     assert_type(session.sequence, int)
     assert_type(await cluster.resume_at(session.sequence), Session)
-    assert_type(await cluster.session_status(session.id), dict[str, Any])
-    assert_type(await cluster.close_session(session.id), dict[str, Any])
-    assert_type(await cluster.transfer(), str)
-    assert_type(await cluster.members(), dict[str, Any])
-    assert_type(await cluster.promote("n3"), list[int])
-    assert_type(await cluster.take_snapshot("127.0.0.1:7001"), dict[str, Any])
-    assert_type(await cluster.expire("127.0.0.1:7001", dry_run=True), dict[str, Any])
+    assert_type(await cluster.admin.session_status(session.id), SessionStatus)
+    assert_type(await cluster.admin.close_session(session.id), SessionClosed)
+    assert_type(await cluster.admin.transfer(), str)
+    assert_type(await cluster.admin.members(), Members)
+    assert_type(await cluster.admin.promote("n3"), list[int])
+    assert_type(await cluster.admin.take_snapshot("127.0.0.1:7001"), SnapshotTaken)
+    assert_type(await cluster.admin.expire("127.0.0.1:7001", dry_run=True), SegmentsExpired)
 
 
 async def connecting() -> None:
@@ -95,26 +103,26 @@ async def connecting() -> None:
 
 def blocking(cluster: BlockingClient) -> None:
     """The blocking client: the same results without `await`; futures that any thread may wait for."""
-    assert_type(cluster.apply(["add", 3]), Any)
+    assert_type(cluster.apply(["add", 3]), Value)
     assert_type(cluster.apply_batch([["add", 3]]), BatchReply)
-    assert_type(cluster.submit(["add", 3]), Future[Any])
+    assert_type(cluster.submit(["add", 3]), Future[Value])
     assert_type(cluster.submit_batch([["add", 3]]), Future[BatchReply])
     assert_type(cluster.submit_batch([["add", 3]]).result(5.0), BatchReply)
     assert_type(cluster.append("value"), int)
     assert_type(cluster.append_batch(["value"]), int)
-    assert_type(cluster.read(7), Any)
+    assert_type(cluster.read(7), Value)
     assert_type(cluster.bounds(), Bounds)
     assert_type(cluster.read_range(1, 5), Generator[Record, None, None])
     tail = cluster.tail(0)
     assert_type(next(tail), Record)
     tail.close()
-    assert_type(cluster.query(None, "leader"), Any)
+    assert_type(cluster.query(None, "leader"), Value)
     assert_type(cluster.state(), State)
-    assert_type(cluster.status(), dict[str, Any])
+    assert_type(cluster.admin.status(), Status)
     assert_type(cluster.session(), Session)
-    assert_type(cluster.transfer("n2"), str)
-    assert_type(cluster.promote("n3"), list[int])
-    assert_type(cluster.ready("127.0.0.1:7001"), bool)
+    assert_type(cluster.admin.transfer("n2"), str)
+    assert_type(cluster.admin.promote("n3"), list[int])
+    assert_type(cluster.admin.ready("127.0.0.1:7001"), bool)
 
 
 def errors(error: ClientError) -> None:
@@ -124,11 +132,11 @@ def errors(error: ClientError) -> None:
             assert_type(error.code, str)
             assert_type(error.position, int)
             assert_type(error.index, int | None)
-            assert_type(error.refused, list[list[Any]])
+            assert_type(error.refused, list[Refusal])
         case BadRequest():
             assert_type(error.status, int)
             assert_type(error.type, str)
-            assert_type(error.problem, Mapping[str, Any])
+            assert_type(error.problem, Problem)
         case SessionError():
             assert_type(error.code, str)
         case _:

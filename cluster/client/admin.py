@@ -1,0 +1,222 @@
+"""What an operator asks of a cluster: status, leadership, members, snapshots, expiry, code and sessions."""
+
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from typing import Protocol, TypedDict, TypeVar
+from urllib.parse import urlencode
+
+from quire.log import pack
+
+from .connection import Connection
+from .documents import (
+    CodeAccepted,
+    Members,
+    SegmentsExpired,
+    SessionClosed,
+    SessionRow,
+    SessionStatus,
+    SnapshotTaken,
+    Status,
+    document_of,
+)
+from .message import pack_or_refuse
+from .transport import MSGPACK
+
+Result = TypeVar("Result")
+
+
+class Admin:
+    """An operator's calls on a cluster, as `client.admin`. Each returns or raises within the client's `timeout_s`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def status(self, server: str | None = None) -> Status:
+        """The status of a node: of `server`, or else of the leader or the first server that answers."""
+        return document_of(await self._connection.call("GET", "/status", server=server), Status)
+
+    async def ready(self, server: str) -> bool:
+        """True once a node reports that it is ready.
+
+        Raises:
+            Unavailable: it was not ready within `timeout_s`.
+        """
+        return bool(document_of(await self._connection.call("GET", "/readyz", server=server), _Ready)["ready"])
+
+    async def transfer(self, target: str | None = None) -> str:
+        """Move leadership to a node, or to the most up-to-date follower; return the new leader's id. Loses no write.
+
+        Raises:
+            BadRequest: there is no such voter.
+            Unavailable: leadership did not move within `timeout_s`.
+            OutcomeUnknown: an attempt was not answered, so leadership may have moved.
+        """
+        reply = await self._connection.change("/admin/transfer", pack_or_refuse({"target": target}))
+        return str(document_of(reply, _Transferred)["leader"])
+
+    async def members(self) -> Members:
+        """The members, as the leader knows them."""
+        return document_of(await self._connection.get("/admin/members"), Members)
+
+    async def promote(self, node_id: str) -> list[int]:
+        """Make a node a voter, with the disk it has now; return the indices of the membership records this wrote.
+
+        The list is empty if the node already was a voter. The call waits until the node has caught up and the leader
+        serves. It is safe to repeat: it continues with the step that is missing.
+
+        Raises:
+            NotFound: there is no such node.
+            Unavailable: the node is not a voter within `timeout_s`; nothing was changed.
+            OutcomeUnknown: the node may or may not have become a voter within `timeout_s`; call this again.
+        """
+        reply = await self._connection.change("/admin/members", pack_or_refuse({"promote": node_id}))
+        return list(document_of(reply, _Promoted)["changes"])
+
+    async def take_snapshot(self, server: str) -> SnapshotTaken:
+        """Have a node take a snapshot of everything it has applied; return its index, size and checksum.
+
+        Raises:
+            Unavailable: the snapshot was not complete within `timeout_s`.
+            OutcomeUnknown: an attempt was not answered, so the snapshot may be complete.
+        """
+        return document_of(await self._connection.change("/admin/snapshot", server=server), SnapshotTaken)
+
+    async def expire(self, server: str, *, dry_run: bool = False) -> SegmentsExpired:
+        """Have a node delete the expired segments of its log; return how many, up to which index, and their size.
+
+        With `dry_run`, delete nothing and return what would be deleted.
+        """
+        reply = await self._connection.change("/admin/expire", pack_or_refuse({"dry_run": dry_run}), server=server)
+        return document_of(reply, SegmentsExpired)
+
+    async def accept_code(self, server: str) -> CodeAccepted:
+        """Have a node accept the code of its machine and of the members'; return the fingerprints.
+
+        Clears the alarms that the code changed or that members run different code. Use it only if the code gives the
+        same results for every command in the log.
+        """
+        return document_of(await self._connection.change("/admin/accept-code", server=server), CodeAccepted)
+
+    async def session_status(self, session: int) -> SessionStatus:
+        """Any open session: its name, and the last sequence that it executed.
+
+        Raises:
+            NotFound: the session is not open.
+        """
+        return document_of(await self._connection.get(f"/sessions/{session}"), SessionStatus)
+
+    async def sessions(self, prefix: str = "") -> AsyncGenerator[SessionRow, None]:
+        """The open sessions whose names start with `prefix`, by id.
+
+        An empty prefix gives all sessions, including those without a name.
+        """
+        after: int | None = -1
+        while after is not None:
+            query = urlencode({"prefix": prefix, **({"after": after} if after >= 0 else {})})
+            page = document_of(await self._connection.get(f"/sessions?{query}"), _Sessions)
+            for row in page["sessions"]:
+                yield row
+            after = page["next"]
+
+    async def close_session(self, session: int) -> SessionClosed:
+        """Close any session; return the last sequence it executed. Its holder's next command fails: SessionExpired.
+
+        Raises:
+            NotFound: the session is not open.
+        """
+        return document_of(await self._connection.call("DELETE", f"/sessions/{session}", writes=True), SessionClosed)
+
+    async def close_sessions(self, sessions: Sequence[int]) -> list[int]:
+        """Close these sessions, at most 1,000; return the ids of those that were open.
+
+        Their holders' next commands fail with SessionExpired.
+        """
+        body = pack({"sessions": list(sessions)})
+        reply = await self._connection.call("POST", "/sessions/close", writes=True, body=body, content_type=MSGPACK)
+        return document_of(reply, _Closed)["closed"]
+
+
+class Run(Protocol):
+    """Runs a call on a client's loop, and returns its result to a thread without one."""
+
+    def __call__(self, call: Coroutine[object, object, Result], /) -> Result: ...
+
+
+class BlockingAdmin:
+    """`Admin` for programs without an event loop. Each call blocks; it returns and raises what `Admin`'s does."""
+
+    def __init__(self, admin: Admin, run: Run) -> None:
+        self._admin = admin
+        self._run = run
+
+    def status(self, server: str | None = None) -> Status:
+        """The status of a node: of `server`, or else of the leader or the first server that answers."""
+        return self._run(self._admin.status(server))
+
+    def ready(self, server: str) -> bool:
+        """True once a node reports that it is ready."""
+        return self._run(self._admin.ready(server))
+
+    def transfer(self, target: str | None = None) -> str:
+        """Move leadership to a node, or to the most up-to-date follower; return the new leader's id."""
+        return self._run(self._admin.transfer(target))
+
+    def members(self) -> Members:
+        """The members, as the leader knows them."""
+        return self._run(self._admin.members())
+
+    def promote(self, node_id: str) -> list[int]:
+        """Make a node a voter, with the disk it has now; return the indices of the membership records this wrote."""
+        return self._run(self._admin.promote(node_id))
+
+    def take_snapshot(self, server: str) -> SnapshotTaken:
+        """Have a node take a snapshot of everything it has applied; return its index, size and checksum."""
+        return self._run(self._admin.take_snapshot(server))
+
+    def expire(self, server: str, *, dry_run: bool = False) -> SegmentsExpired:
+        """Have a node delete the expired segments of its log; return how many, up to which index, and their size."""
+        return self._run(self._admin.expire(server, dry_run=dry_run))
+
+    def accept_code(self, server: str) -> CodeAccepted:
+        """Have a node accept the code of its machine and of the members'; return the fingerprints."""
+        return self._run(self._admin.accept_code(server))
+
+    def session_status(self, session: int) -> SessionStatus:
+        """Any open session: its name, and the last sequence that it executed."""
+        return self._run(self._admin.session_status(session))
+
+    def sessions(self, prefix: str = "") -> list[SessionRow]:
+        """The open sessions whose names start with `prefix`, by id; see `Admin.sessions`."""
+
+        async def listed() -> list[SessionRow]:
+            return [row async for row in self._admin.sessions(prefix)]
+
+        return self._run(listed())
+
+    def close_session(self, session: int) -> SessionClosed:
+        """Close any session; return the last sequence it executed. Its holder's next command fails: SessionExpired."""
+        return self._run(self._admin.close_session(session))
+
+    def close_sessions(self, sessions: Sequence[int]) -> list[int]:
+        """Close these sessions, at most 1,000; return the ids of those that were open."""
+        return self._run(self._admin.close_sessions(sessions))
+
+
+class _Ready(TypedDict):
+    ready: bool
+
+
+class _Transferred(TypedDict):
+    leader: str
+
+
+class _Promoted(TypedDict):
+    changes: list[int]
+
+
+class _Sessions(TypedDict):
+    sessions: list[SessionRow]
+    next: int | None
+
+
+class _Closed(TypedDict):
+    closed: list[int]

@@ -1,0 +1,97 @@
+"""What one client holds while it is open: the transport of its requests, and the stream of its commands."""
+
+import os
+from collections.abc import Sequence
+
+from .forks import closed, opened, refuse_fork
+from .pipeline import Pipeline
+from .stream import CommandStream
+from .transport import MSGPACK, Reply, Transport
+
+NOT_OPEN = "the client is not open; use it as in: async with quire.connect(...) as cluster"
+
+
+class Connection:
+    """A client's connection to the cluster, for one event loop. Calls may run concurrently.
+
+    It belongs to the process that opened it: in a forked child its calls raise ForkedClient.
+    """
+
+    def __init__(self, servers: Sequence[str], session: str | None, timeout_s: float, *, halt_on_failure: bool) -> None:
+        self.timeout_s = timeout_s
+        self._servers = servers
+        self._name = session
+        self._halts = halt_on_failure
+        self._transport: Transport | None = None
+        self._stream: CommandStream | None = None
+        self._opened_in: int | None = None
+
+    def open(self) -> None:
+        """Open it, in this process and on the running loop. Nothing is sent before the first call."""
+        self._opened_in = os.getpid()
+        self._transport = Transport(self._servers, self.timeout_s)
+        pipeline = Pipeline(self.timeout_s, halt_on_failure=self._halts)
+        self._stream = CommandStream(self._transport, pipeline, self._name)
+        opened(self)
+
+    async def close(self, *, drain: bool) -> None:
+        """Close the stream, an unnamed session and the transport. With `drain`, wait for outstanding answers first.
+
+        In a forked child it does nothing: they belong to the parent.
+        """
+        closed(self)
+        transport, self._transport = self._transport, None
+        stream, self._stream = self._stream, None
+        if transport is None or stream is None:
+            return
+        try:
+            await stream.close(drain=drain)
+        finally:
+            await transport.close()
+
+    def forked(self) -> None:
+        """In a child, every call from here on raises ForkedClient. The transport closes its copied sockets itself."""
+        # Their finalizers would report them as unclosed.
+        self._left_to_parent = self._transport, self._stream
+        self._transport = self._stream = None
+
+    @property
+    def stream(self) -> CommandStream:
+        """The stream of commands. Raises ForkedClient, and RuntimeError while it is not open."""
+        if self._stream is None:
+            refuse_fork(self._opened_in)
+            raise RuntimeError(NOT_OPEN)
+        return self._stream
+
+    async def get(self, path: str) -> Reply:
+        """The reply to a read. Raises as `Transport.call`."""
+        return await self.call("GET", path)
+
+    async def change(self, path: str, body: bytes | None = None, *, server: str | None = None) -> Reply:
+        """The reply to a change that an operator may safely repeat. Raises as `Transport.call`."""
+        content_type = None if body is None else MSGPACK
+        return await self.call(
+            "POST", path, writes=True, repeatable=True, body=body, content_type=content_type, server=server
+        )
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        writes: bool = False,
+        repeatable: bool = False,
+        body: bytes | None = None,
+        content_type: str | None = None,
+        server: str | None = None,
+    ) -> Reply:
+        """The reply to a request, which may be in msgpack. Raises as `Transport.call`, and as `stream`."""
+        if self._transport is None:
+            refuse_fork(self._opened_in)
+            raise RuntimeError(NOT_OPEN)
+        headers = {"Accept": MSGPACK}
+        if content_type is not None:
+            headers["Content-Type"] = content_type
+        return await self._transport.call(
+            method, path, writes=writes, repeatable=repeatable, body=body, headers=headers, server=server
+        )
