@@ -12,7 +12,7 @@ The classes say whose fault it was; the values are attributes:
 - the outcome is unknown: OutcomeUnknown
 """
 
-from typing import Any
+from collections.abc import Sequence
 
 from quire import QuireError
 
@@ -61,7 +61,7 @@ class OriginRefused(ClusterError):
 class CommandsRefused(ClusterError):
     """The machine's check refused the request; nothing was written. `refused` is [[position, code, text], ...]."""
 
-    def __init__(self, refused: list[list[Any]]) -> None:
+    def __init__(self, refused: Sequence[Sequence[object]]) -> None:
         position, code, text = refused[0]
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
         super().__init__(f"command {position} was refused, {code}: {text}{more}; nothing was written")
@@ -128,7 +128,7 @@ class SequenceRefused(ClusterError):
 class SessionRefused(ClusterError):
     """The session refused every record of the request, so none was executed. `code` is that of the first one."""
 
-    def __init__(self, code: str, reason: str, refused: list[list[Any]]) -> None:
+    def __init__(self, code: str, reason: str, refused: Sequence[Sequence[object]]) -> None:
         super().__init__(f"{code}: {reason}")
         self.code = code
         self.refused = refused

@@ -18,7 +18,7 @@ literal `\n`. In JSON they become `\u000a`, `\u001b` or `\u202e`, which a parser
 
 import io
 import re
-from typing import Any, TextIO
+from typing import BinaryIO, TextIO
 
 _OBEYED = re.compile(
     r"[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
@@ -86,7 +86,7 @@ class EscapingStream(io.TextIOBase):
         return self.below.fileno()
 
     @property
-    def buffer(self) -> Any:
+    def buffer(self) -> BinaryIO:
         """The binary stream below, which escapes nothing."""
         return self.below.buffer
 

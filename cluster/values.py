@@ -8,10 +8,10 @@ type), so its values are checked one by one, level by level of nesting.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain, compress
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -40,6 +40,9 @@ LONG_LIST = 256
 REPEATED = "has a map with the same key twice"
 
 
+Each = TypeVar("Each")
+
+
 class MalformedLine(Malformed):
     """One line of an NDJSON body is wrong; lines are counted from 1."""
 
@@ -50,7 +53,7 @@ class MalformedLine(Malformed):
 
 def decode_ndjson(
     body: bytes, *, depth_limit: int = DEPTH_LIMIT, containers_limit: int = CONTAINERS_LIMIT
-) -> list[Any]:
+) -> list[object]:
     """One value for each line; a final line break is allowed, an empty line is not.
 
     Raises:
@@ -77,7 +80,7 @@ def decode_ndjson(
     return not_empty(values, "line")
 
 
-def decode_json(body: bytes, depth_limit: int) -> Any:
+def decode_json(body: bytes, depth_limit: int) -> object:
     """One JSON value, nested at most `depth_limit` containers deep. Raises as `decode_ndjson`."""
     _refuse_many_containers(body)
     try:
@@ -94,7 +97,7 @@ def decode_json(body: bytes, depth_limit: int) -> Any:
     return value
 
 
-def decode_msgpack(body: bytes, depth_limit: int) -> Any:
+def decode_msgpack(body: bytes, depth_limit: int) -> object:
     """One msgpack value, nested at most `depth_limit` containers deep. Raises as `decode_ndjson`."""
     value = unpack_msgpack(body)
     if not _is_scalars(body, depth_limit):
@@ -102,7 +105,7 @@ def decode_msgpack(body: bytes, depth_limit: int) -> Any:
     return value
 
 
-def unpack_msgpack(body: bytes) -> Any:
+def unpack_msgpack(body: bytes) -> object:
     """One msgpack value, which the caller must check with `refuse_unstorable`. Raises as `decode_ndjson`."""
     try:
         if len(body) <= CONTAINERS_LIMIT or len(body.translate(None, _NO_CONTAINER)) <= CONTAINERS_LIMIT:
@@ -140,15 +143,15 @@ class _Counting:
         self._limit = limit
         self._count = 0
 
-    def list_of(self, values: list[Any]) -> list[Any]:
+    def list_of(self, values: list[object]) -> list[object]:
         self._one_more()
         return values
 
-    def map_of(self, pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    def map_of(self, pairs: list[tuple[object, object]]) -> dict[object, object]:
         self._one_more()
         return _map_of(pairs)
 
-    def ext_type(self, code: int, data: bytes) -> Any:
+    def ext_type(self, code: int, data: bytes) -> object:
         self._one_more()
         return _ext_type(code, data)
 
@@ -174,7 +177,7 @@ def _too_many(count: int) -> LimitExceeded:
     return LimitExceeded("the number of lists, maps and ext types in the body", count, CONTAINERS_LIMIT)
 
 
-def not_empty(values: list[Any], what: str) -> list[Any]:
+def not_empty(values: list[Each], what: str) -> list[Each]:
     """The values, unchanged. Raises Malformed if there are none."""
     if not values:
         raise Malformed(f"there is no {what} in the body; send at least one")
@@ -213,20 +216,20 @@ def _repeats_a_key(text: bytes, keys: int) -> bool:
     return text.count(b":") != keys and outside_strings(text).count(b":") != keys
 
 
-def _map_of(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+def _map_of(pairs: list[tuple[object, object]]) -> dict[object, object]:
     made = dict(pairs)
     if len(made) != len(pairs):
         raise Malformed(f"the body {REPEATED}")
     return made
 
 
-def _ext_type(code: int, data: bytes) -> Any:
+def _ext_type(code: int, data: bytes) -> object:
     if code in RESERVED_EXT_TYPES:
         raise Malformed(f"msgpack ext type {code} is reserved; types 0 to 15 cannot be sent")
     return ExtType(code, data)
 
 
-def refuse_unstorable(values: list[Any], depth_limit: int) -> int:
+def refuse_unstorable(values: Sequence[object], depth_limit: int) -> int:
     """Refuse nesting that is too deep, and floats that are not finite; return the number of keys in all maps.
 
     `values` itself counts as one level. Raises Malformed.
@@ -246,7 +249,7 @@ def refuse_unstorable(values: list[Any], depth_limit: int) -> int:
     return keys
 
 
-def _holds_flat_lists(values: list[Any]) -> bool:
+def _holds_flat_lists(values: Sequence[Any]) -> bool:
     """Whether these are lists of scalars, as most machines' commands are; this test takes a third of the time."""
     return _LIST.issuperset(map(type, values)) and _SCALARS.issuperset(map(type, chain.from_iterable(values)))
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -169,7 +169,7 @@ def read(
     say(to_json({"index": index, "value": value}) if as_json else printable(value))
 
 
-def write_raw(index: int, value: Any) -> None:
+def write_raw(index: int, value: object) -> None:
     """Write a value to stdout, bytes unchanged. If it is neither bytes nor a string, print why and exit."""
     if not isinstance(value, bytes | str):
         complain(f"the record at index {index} is neither bytes nor a string; read it without --raw")
@@ -266,7 +266,7 @@ def parse_operand(text: str) -> int | str:
     return text
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str) -> object:
     """The JSON value of an argument. If it is not valid, print why and exit."""
     try:
         return decode_json(text.encode(), DEPTH_LIMIT)

@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, NoReturn, TypeVar
 
 import typer
 
@@ -44,7 +44,7 @@ def ask(
         raise typer.Exit(exit_of(error)) from None
 
 
-def run_until_stopped(main: Callable[[], Coroutine[Any, Any, None]]) -> Exit:
+def run_until_stopped(main: Callable[[], Coroutine[object, object, None]]) -> Exit:
     """Run a command until Ctrl-C or until its pipe is closed; return the exit code."""
     try:
         asyncio.run(main())

@@ -16,9 +16,11 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import IO, NamedTuple, TypedDict, TypeVar
 
 import uvloop
+
+from quire.log import Value
 
 from ..client import (
     BadRequest,
@@ -70,7 +72,19 @@ class Source(NamedTuple):
 
     lines: Iterator[bytes]
     first_line: int
-    decode: Callable[[bytes], list[Any]]
+    decode: Callable[[bytes], list[object]]
+
+
+class Summary(TypedDict):
+    """The figures of a load."""
+
+    commands: int
+    skipped: int
+    refused: int
+    seconds: float
+    rate: int
+    answer: Value
+    applied_index: int | None
 
 
 class Loaded:
@@ -86,7 +100,7 @@ class Loaded:
         self.commands = 0
         self.submitted = 0
         self.refused = 0
-        self.answer: Any = None
+        self.answer: Value = None
         self.applied_index: int | None = None
         """The index after the last acknowledged command; None if unknown, because its answer was a repeated one."""
         self.started = time.perf_counter()
@@ -103,7 +117,7 @@ class Loaded:
         self.applied_index = None if reply.index is None else reply.index + len(reply.results)
         self.answer = next((result for result in reversed(reply.results) if result is not None), self.answer)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Summary:
         """The figures of the summary."""
         seconds = time.perf_counter() - self.started
         return {
@@ -146,7 +160,7 @@ def batches(lines: Iterator[bytes], count: int, limit_bytes: int = BATCH_BYTES, 
         line += len(part)
 
 
-def commands_of(batch: Batch, decode: Callable[[bytes], list[Any]]) -> list[Any]:
+def commands_of(batch: Batch, decode: Callable[[bytes], list[object]]) -> list[object]:
     """The batch's commands. Raises BadLine."""
     try:
         return decode(batch.body)
@@ -339,7 +353,7 @@ def _in_doubt(loaded: Loaded) -> str:
     return f"lines {loaded.next_line} to {last} may or may not be applied"
 
 
-def _summary_line(summary: dict[str, Any]) -> str:
+def _summary_line(summary: Summary) -> str:
     before = f" (after {summary['skipped']:,} loaded earlier)" if summary["skipped"] else ""
     return (
         f"{summary['commands']:,} commands{before} in {summary['seconds']:g} s ({summary['rate']:,}/s), "

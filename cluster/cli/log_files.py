@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -217,15 +217,15 @@ def _dump_frame(
             say(to_json(line_of(record, executed=None)))
 
 
-def _facts(facts: SegmentFacts) -> dict[str, Any]:
-    return asdict(facts) | {"cluster_id": facts.cluster_id.hex()}
+def _facts(facts: SegmentFacts) -> dict[str, object]:
+    return {**asdict(facts), "cluster_id": facts.cluster_id.hex()}
 
 
-def _mark(mark: Mark | None) -> dict[str, Any] | None:
+def _mark(mark: Mark | None) -> dict[str, object] | None:
     return None if mark is None else mark._asdict()
 
 
-def _verdict_facts(verdict: Verdict) -> dict[str, Any]:
+def _verdict_facts(verdict: Verdict) -> dict[str, object]:
     return {
         "rotten": verdict.is_rotten,
         "faults": [asdict(fault) for fault in verdict.faults],
@@ -237,7 +237,7 @@ def _verdict_facts(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _repaired_facts(done: Repaired) -> dict[str, Any]:
+def _repaired_facts(done: Repaired) -> dict[str, object]:
     plan = done.plan
     return {
         "repaired": True,

@@ -56,7 +56,7 @@ async def ask_nodes(client: Client, addresses: dict[str, str], *, states: bool) 
         if state is None:
             return NodeRow(address, status, failure=failure)
         # The status may be newer than the state; these two must match the state.
-        status |= {"applied_index": state.applied_index, "digest": state.digest}
+        status["applied_index"], status["digest"] = state.applied_index, state.digest
         return NodeRow(address, status, state.state)
 
     rows = await asyncio.gather(*map(ask, addresses.values()))

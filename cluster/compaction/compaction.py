@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import structlog
 from aiohttp import ClientSession
@@ -138,7 +138,7 @@ class Compaction:
                 await self._expire()
             await self.snapshotting.replace_damaged()
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """For `/status`."""
         return {
             "snapshots": self.snapshotting.document(),

@@ -11,7 +11,7 @@ also from another leader that has the same snapshot.
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 import structlog
 from aiohttp import ClientSession
@@ -268,7 +268,7 @@ class Installing:
         if self._removing is not None:
             await asyncio.gather(self._removing, return_exceptions=True)
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """For `/status`."""
         part = self._part
         return {

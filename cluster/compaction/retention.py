@@ -15,7 +15,7 @@ Someone may have removed a snapshot's files, so they are checked before any segm
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from quire.log import Expirable, Expiry, Log, time_since_boot, wall_clock
 from quire.replication import Disk
@@ -157,7 +157,7 @@ class Retention:
             ended(gone._replace(to_index=self._disk.lowest_index))
         return None
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """For `/status`: the limits, what expires next, what would expire without the holds, and the holds."""
         holds = self.holds()
         due, wanted = self._expirable(holds[0].index), self._expirable(None)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import structlog
 
@@ -273,7 +272,7 @@ class Snapshotting:
             f" {reason}; fix the cause, then run `quire snapshot`"
         )
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """For `/status`."""
         return {
             "kept": [

@@ -3,7 +3,7 @@
 import re
 from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import NoDecode
@@ -63,7 +63,7 @@ def _checked(text: str) -> str:
     return name
 
 
-def _parse_list(value: Any) -> Any:
+def _parse_list(value: object) -> object:
     """The comma-separated parts of a string, or of a list of strings (a repeated flag)."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):

@@ -1,7 +1,6 @@
 """Generates `docs/configuration.md` from the model: `python -m quire.cluster.config.page > docs/configuration.md`."""
 
 import sys
-from typing import Any
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -57,7 +56,7 @@ def _section(name: str, field: FieldInfo) -> str:
     return f"## {name}\n\n{', '.join(facts)}\n\n{field.description}\n"
 
 
-def _limits(metadata: list[Any]) -> str:
+def _limits(metadata: list[object]) -> str:
     words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
     found = [(said, getattr(bound, key, None)) for bound in metadata for key, said in words.items()]
     return ", ".join(f"{said} {value:,}" for said, value in found if value is not None)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, FilePath, model_validator
 from pydantic_settings import NoDecode
@@ -28,7 +28,7 @@ def _checked_node_id(node_id: str) -> str:
     return node_id
 
 
-def _parse_addresses(value: Any) -> Any:
+def _parse_addresses(value: object) -> object:
     """A map of node id to address from `n1=HOST:PORT,n2=...` or from a list of such strings (a repeated flag)."""
     if isinstance(value, str):
         value = [value]
@@ -45,11 +45,11 @@ def _parse_addresses(value: Any) -> Any:
     return addresses
 
 
-def _parse_names(value: Any) -> Any:
+def _parse_names(value: object) -> object:
     return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
 
 
-def _parse_initial(value: Any) -> Any:
+def _parse_initial(value: object) -> object:
     """Turn a string that spells an int into the int, so that a flag and a TOML integer mean the same value."""
     if isinstance(value, bool | float):
         raise ValueError(f"{value!r} is neither an int nor a string; write a decimal number as a string")
@@ -243,6 +243,6 @@ class ServeConfig(Settings):
         return self.link.get(node_id) or self.members.get(node_id)
 
 
-def load_config(flags: Mapping[str, Any], config_file: Path | None = None) -> ServeConfig:
+def load_config(flags: Mapping[str, object], config_file: Path | None = None) -> ServeConfig:
     """Read a node's configuration; raises as `load_settings`."""
     return load_settings(ServeConfig, flags, config_file)

@@ -14,7 +14,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -92,7 +92,7 @@ def unit_of(field: str) -> str:
     return ""
 
 
-def load_settings(model: type[Model], flags: Mapping[str, Any], config_file: Path | None = None) -> Model:
+def load_settings(model: type[Model], flags: Mapping[str, object], config_file: Path | None = None) -> Model:
     """Read the settings from `flags` (the given ones, by field name), the environment and a TOML file.
 
     Raises:
@@ -132,7 +132,7 @@ def flag_of(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def _read_file(model: type[BaseSettings], path: Path) -> dict[str, Any]:
+def _read_file(model: type[BaseSettings], path: Path) -> dict[str, object]:
     if not path.is_file():
         raise ConfigInvalid([f"configuration file {path} does not exist; correct --config or QUIRE_CONFIG"])
     try:

@@ -8,7 +8,6 @@ raises an exception, it is rebuilt.
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import structlog
 
@@ -128,7 +127,7 @@ class Control:
             log.warning("a message made PySyncObj fail, which is rebuilt", peer=node_id, why=repr(error))
             self._drop()
 
-    def _send_message(self, node_id: str, message: Mapping[str, Any]) -> None:
+    def _send_message(self, node_id: str, message: Mapping[str, object]) -> None:
         try:
             data = encode(message)
         except NotAdmitted as error:

@@ -26,19 +26,19 @@ class NotAdmitted(ClusterError):
     """The control plane may neither send nor receive this message."""
 
 
-def _integer(value: Any) -> int:
+def _integer(value: object) -> int:
     if type(value) is not int or not 0 <= value <= MAX_INTEGER:
         raise NotAdmitted(f"{value!r:.80} is not an integer from 0 to {MAX_INTEGER}")
     return value
 
 
-def _flag(value: Any) -> bool:
+def _flag(value: object) -> bool:
     if type(value) is not bool:
         raise NotAdmitted(f"{value!r:.80} is not a flag")
     return value
 
 
-def _no_ops(rows: Any) -> list[list[int]]:
+def _no_ops(rows: object) -> list[list[int]]:
     if type(rows) is not list or len(rows) > MAX_NO_OPS:
         raise NotAdmitted(f"at most {MAX_NO_OPS} no-ops were expected")
     if any(type(row) is not list or len(row) != 2 for row in rows):
@@ -61,18 +61,18 @@ _FIELDS: dict[str, frozenset[str]] = {
 }
 
 
-def encode(message: Mapping[str, Any]) -> bytes:
+def encode(message: Mapping[str, object]) -> bytes:
     """Encode a message of PySyncObj.
 
     Raises:
         NotAdmitted: it is none of the four, or has other fields.
     """
     kind = message.get("type")
-    if kind not in _FIELDS or frozenset(message) != _FIELDS[kind]:
+    if not isinstance(kind, str) or frozenset(message) != _FIELDS.get(kind):
         raise NotAdmitted(f"a message of type {kind!r:.40} with {sorted(message)!r:.200}")
     match kind:
         case "request_vote":
-            row: list[Any] = [1, *(_integer(message[name]) for name in ("term", "last_log_index", "last_log_term"))]
+            row: list[object] = [1, *(_integer(message[name]) for name in ("term", "last_log_index", "last_log_term"))]
         case "response_vote":
             row = [2, _integer(message["term"])]
         case "append_entries":
@@ -83,7 +83,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
     return pack(row)
 
 
-def decode(data: bytes) -> dict[str, Any]:
+def decode(data: bytes) -> dict[str, object]:
     """Decode a message into the form that PySyncObj takes.
 
     Raises:

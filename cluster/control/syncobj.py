@@ -6,7 +6,7 @@ owner ticks it, carries its messages and tells it which nodes are connected.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.node import Node
@@ -41,7 +41,7 @@ class RaftStatus(NamedTuple):
 class _PeerTransport(Transport):  # type: ignore[misc]  # PySyncObj is untyped.
     """Carries messages over the links to the peers, which it does not own."""
 
-    def __init__(self, send: Callable[[str, Mapping[str, Any]], None]) -> None:
+    def __init__(self, send: Callable[[str, Mapping[str, object]], None]) -> None:
         super().__init__(None, None, [])
         self._send = send
 
@@ -49,7 +49,7 @@ class _PeerTransport(Transport):  # type: ignore[misc]  # PySyncObj is untyped.
     def ready(self) -> Literal[True]:
         return True
 
-    def send(self, node: Node, message: Mapping[str, Any]) -> bool:
+    def send(self, node: Node, message: Mapping[str, object]) -> bool:
         self._send(node.id, message)
         return True
 
@@ -59,7 +59,7 @@ class _PeerTransport(Transport):  # type: ignore[misc]  # PySyncObj is untyped.
     def disconnected(self, node: Node) -> None:
         self._onNodeDisconnected(node)
 
-    def received(self, node: Node, message: dict[str, Any]) -> None:
+    def received(self, node: Node, message: Mapping[str, object]) -> None:
         self._onMessageReceived(node, message)
 
     def destroy(self) -> None:
@@ -76,7 +76,7 @@ class Raft:
         node_id: str,
         others: Iterable[str],
         times: RaftTimes,
-        send: Callable[[str, Mapping[str, Any]], None],
+        send: Callable[[str, Mapping[str, object]], None],
     ) -> None:
         conf = SyncObjConf(
             autoTick=False,
@@ -103,7 +103,7 @@ class Raft:
         """Messages to this node are lost from now on."""
         self._transport.disconnected(self._nodes[node_id])
 
-    def received(self, node_id: str, message: dict[str, Any]) -> None:
+    def received(self, node_id: str, message: Mapping[str, object]) -> None:
         """Take a message from a node."""
         self._transport.received(self._nodes[node_id], message)
 

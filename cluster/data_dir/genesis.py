@@ -6,7 +6,7 @@ The file is needed because the log's first segment may expire.
 import os
 from collections.abc import Collection, Mapping
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from quire.log import (
     FEATURES,
@@ -66,7 +66,7 @@ class Genesis(NamedTuple):
     cluster_id: bytes
     members: Members
     machine: tuple[str, int]
-    initial: Any
+    initial: object
     limits: Mapping[str, int]
 
     @property
@@ -86,10 +86,14 @@ class Genesis(NamedTuple):
 
 
 def make_genesis(
-    members: Members, machine: tuple[str, int], initial: Any, config: ServeConfig, features: Collection[str] = FEATURES
+    members: Members,
+    machine: tuple[str, int],
+    initial: object,
+    config: ServeConfig,
+    features: Collection[str] = FEATURES,
 ) -> bytes:
     """A genesis frame with a new cluster_id, for index 0 and epoch 0. `features` are those that all members offer."""
-    value: dict[str, Any] = {
+    value: dict[str, object] = {
         "type": "genesis",
         "cluster_id": os.urandom(CLUSTER_ID_BYTES),
         "members": members.to_record(),
@@ -132,7 +136,7 @@ def read_genesis(raw: bytes) -> Genesis:
         raise GenesisInvalid(f"not a genesis record: {type(error).__name__}: {error}") from error
 
 
-def _check_limits(limits: Mapping[str, Any]) -> None:
+def _check_limits(limits: Mapping[str, object]) -> None:
     """Raises KeyError, ValueError. An older genesis may lack any limit but that of a frame."""
     for name, limit in limits.items():
         if type(limit) is not int or not 0 <= limit <= MAX_LIMIT:

@@ -39,7 +39,7 @@ class NodeIdentity:
     node_id: str
     disk_id: bytes
     machine: tuple[str, int]
-    initial: Any
+    initial: object
     mode: str = "cluster"
 
     def to_line(self) -> bytes:

@@ -3,10 +3,10 @@
 import asyncio
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..cli.console import EscapingConsole
-from ..cli.load import BATCH_COMMANDS, Loaded, load, source_of
+from ..cli.load import BATCH_COMMANDS, Loaded, Summary, load, source_of
 from ..cli.output import Exit, complain, say, to_json
 from ..cli.progress import shown_progress
 from ..cli.status import NodeRow, Rows, node_table
@@ -22,7 +22,7 @@ SCRIPT_TIMEOUT_S = 300.0
 class Comparison(NamedTuple):
     """The summary of the load, the expected answer, and the nodes' status and answers."""
 
-    loaded: dict[str, Any]
+    loaded: Summary
     expected: str
     rows: Rows
 

@@ -5,7 +5,7 @@ Segments have the smallest possible size, so that seconds under load stand for w
 
 import asyncio
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from quire.log import ReadOnlyDirectory, stored_mark
 
@@ -208,7 +208,7 @@ def _conclusion(outcome: Outcome) -> str:
     )
 
 
-def _document(outcome: Outcome) -> dict[str, Any]:
+def _document(outcome: Outcome) -> dict[str, object]:
     return {
         "lesson": "expire",  # The key is part of the output's format.
         **outcome.stale._asdict(),

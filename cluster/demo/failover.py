@@ -1,7 +1,7 @@
 """`quire demo kill leader`: how long a failover takes, and that it loses no acknowledged command."""
 
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..cli.output import Exit
 from ..cli.status import Rows
@@ -81,7 +81,7 @@ async def kill_leader(client: Client, nodes: DemoNodes, writers: Writers) -> Fai
     return Failover(killed, elected, first.at - at)
 
 
-def _document(outcome: Outcome) -> dict[str, Any]:
+def _document(outcome: Outcome) -> dict[str, object]:
     failover = outcome.failover
     return {
         "killed": failover.killed._asdict(),

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import uvloop
 
@@ -169,7 +169,7 @@ async def find_leader(client: Client) -> Leader:
 def run_scenario(
     work: Callable[[Demo], Awaitable[Outcome]],
     conclusion: Callable[[Outcome], str],
-    document: Callable[[Outcome], dict[str, Any]],
+    document: Callable[[Outcome], dict[str, object]],
     *,
     as_json: bool,
     proxied: bool = False,

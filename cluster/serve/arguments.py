@@ -4,7 +4,6 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic_core import PydanticUndefined
 
@@ -61,25 +60,25 @@ def _parser(model: type[Settings], prog: str, description: str, example: str) ->
     return parser
 
 
-def parse_serve(arguments: Sequence[str]) -> tuple[dict[str, Any], Path | None]:
+def parse_serve(arguments: Sequence[str]) -> tuple[dict[str, object], Path | None]:
     """The given flags, by field name, and the configuration file, if one is named."""
     return _parsed(serve_parser(), arguments)
 
 
-def parse_standalone(model: type[Settings], arguments: Sequence[str]) -> tuple[dict[str, Any], Path | None]:
+def parse_standalone(model: type[Settings], arguments: Sequence[str]) -> tuple[dict[str, object], Path | None]:
     """`parse_serve` for a standalone server with this model."""
     description = "Serve one log without a cluster."
     parser = _parser(model, f"quire serve {STANDALONE}", description, STANDALONE_EXAMPLE)
     return _parsed(parser, [argument for argument in arguments if argument != STANDALONE])
 
 
-def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[dict[str, Any], Path | None]:
+def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[dict[str, object], Path | None]:
     flags = vars(parser.parse_args(arguments))
     named = flags.pop("config", None) or os.environ.get("QUIRE_CONFIG")
     return flags, Path(named) if named else None
 
 
-def _help(description: str, unit: str, default: Any) -> str:
+def _help(description: str, unit: str, default: object) -> str:
     if default is PydanticUndefined or default is None:
         return description
     return f"{description} Default: {default}{' ' + unit if unit else ''}."

@@ -2,10 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import orjson
 from aiohttp import web
@@ -113,7 +113,7 @@ async def _streamed(request: web.Request, stream: ValueStream) -> web.StreamResp
     return response
 
 
-def _headers_of(kind: Kind, headers: Any) -> dict[str, str]:
+def _headers_of(kind: Kind, headers: Mapping[str, str] | None) -> dict[str, str]:
     said = {QUIRE_KIND: KIND_NAMES[kind]}
     return said | {QUIRE_HEADERS: json.dumps(dict(headers))} if headers else said
 

@@ -156,7 +156,7 @@ async def test_after_a_refusal_the_window_holds_what_is_sent_again_and_nothing_e
     pipeline = opened(window=most if counted == "commands" else 100)
     message, _ = await together(pipeline, "a", "b", "c")
 
-    assert pipeline.refused(message.sequence, REFUSED | {"refused": [[1, "NO", "no"]]})
+    assert pipeline.refused(message.sequence, {**REFUSED, "refused": [[1, "NO", "no"]]})
 
     assert [pipeline.submit(pack(command)) is None for command in "def"] == [False, False, True]
 

@@ -18,6 +18,7 @@ from pyspark.sql.types import LongType, StructField
 
 import quire
 from quire import QuireError
+from quire.cluster.client import Refusal
 from quire.cluster.errors import ClusterError
 from quire.log import LogError
 from quire.pipeline.errors import PipelineError
@@ -68,7 +69,7 @@ def a_value(kind: Any) -> Any:
         return a_value(next(each for each in arguments if each is not type(None)))
     if origin is tuple:
         return tuple(a_value(each) for each in arguments if each is not Ellipsis)
-    if arguments in ([Any], [object]):
+    if arguments in ([Any], [object]) or kind == Refusal:
         return [0, "CODE", "words"]  # Of a refusal: position, code, text.
     if origin in (list, Sequence):
         return [a_value(arguments[0])]
