@@ -1,13 +1,17 @@
-"""Rules on code: sizes, docstrings, asserts, swallowed errors, stubs, unfinished work."""
+"""Rules on code: sizes, `Any`, docstrings, asserts, swallowed errors, stubs, unfinished work."""
 
 import ast
 import re
 from collections.abc import Iterator
 
-from tests.tidy.tree import Finding, Tree
+from tests.tidy.tree import Finding, Source, Tree
 
 MODULE_LINES = 600
 FUNCTION_LINES = 70
+PUBLIC_METHODS = 25
+ANY_BUDGET = 340
+WITHOUT_ANY = ("log", "replication/core", "cluster/client")
+PRODUCT = frozenset({"log", "sm", "replication", "cluster", "pipeline"})
 SHIPPED = frozenset({"log", "sm", "replication", "cluster", "pipeline", "src"})
 BROAD = frozenset({"Exception", "BaseException"})
 
@@ -35,6 +39,31 @@ def sizes(tree: Tree) -> Iterator[Finding]:
                     yield Finding(
                         source.path, node.lineno, f"{node.name}: {lines} lines; none has over {FUNCTION_LINES}"
                     )
+
+
+def class_sizes(tree: Tree) -> Iterator[Finding]:
+    """No class of the product has over 25 public methods and properties, those of its bases in the product included."""
+    product = [source for source in tree.modules if source.folder in PRODUCT]
+    named: dict[str, list[ast.ClassDef]] = {}
+    for source in product:
+        for node in source.nodes:
+            if isinstance(node, ast.ClassDef):
+                named.setdefault(node.name, []).append(node)
+    for source in product:
+        for node in source.nodes:
+            if isinstance(node, ast.ClassDef) and (count := len(_public_methods(node, named))) > PUBLIC_METHODS:
+                text = f"{node.name}: {count} public methods; no class has over {PUBLIC_METHODS}"
+                yield Finding(source.path, node.lineno, text)
+
+
+def uses_of_any(tree: Tree) -> Iterator[Finding]:
+    """Signatures say what they take and give: `Any` is in none of some packages, and in few of the others."""
+    found = [(source, line) for source in tree.modules if source.folder in PRODUCT for line in _uses_of_any(source)]
+    for source, line in found:
+        if any(source.path.is_relative_to(room) for room in WITHOUT_ANY):
+            yield Finding(source.path, line, f"Any in an annotation; there is none in {', '.join(WITHOUT_ANY)}")
+        elif len(found) > ANY_BUDGET:
+            yield Finding(source.path, line, f"Any, one of {len(found)} in annotations; allowed are {ANY_BUDGET}")
 
 
 def docstrings(tree: Tree) -> Iterator[Finding]:
@@ -109,6 +138,50 @@ def possessive_patterns(tree: Tree) -> Iterator[Finding]:
                         yield Finding(source.path, node.lineno, f"a possessive pattern: {pattern[:80]}")
                 case _:
                     pass
+
+
+def _public_methods(node: ast.ClassDef, named: dict[str, list[ast.ClassDef]]) -> set[str]:
+    """The names of a class's public methods and properties, with those of bases whose names are unique."""
+    names = {each.name for each in node.body if isinstance(each, Function) and not each.name.startswith("_")}
+    for base in map(_name, node.bases):
+        if len(bases := named.get(base, [])) == 1 and bases[0] is not node:
+            names |= _public_methods(bases[0], named)
+    return names
+
+
+def _uses_of_any(source: Source) -> Iterator[int]:
+    """The lines of `Any` in annotations, quoted ones included, and in the values of type aliases."""
+    for node in source.nodes:
+        match node:
+            case ast.arg(annotation=ast.expr() as stated) | ast.AnnAssign(annotation=ast.expr() as stated):
+                yield from _any_within(stated)
+            case ast.FunctionDef(returns=ast.expr() as stated) | ast.AsyncFunctionDef(returns=ast.expr() as stated):
+                yield from _any_within(stated)
+            case ast.Assign(value=ast.Subscript() | ast.BinOp() | ast.Name() as stated):
+                yield from _any_within(stated)
+            case _:
+                pass
+        if isinstance(node, ast.AnnAssign) and node.value is not None and _name(node.annotation) == "TypeAlias":
+            yield from _any_within(node.value)
+
+
+def _any_within(stated: ast.expr) -> Iterator[int]:
+    for node in ast.walk(stated):
+        match node:
+            case ast.Name(id="Any") | ast.Attribute(attr="Any"):
+                yield node.lineno
+            case ast.Constant(value=str() as quoted) if "Any" in quoted:
+                yield from (node.lineno for _ in _any_within(_parsed(quoted)))
+            case _:
+                pass
+
+
+def _parsed(quoted: str) -> ast.expr:
+    """A quoted annotation; a constant if it is only words."""
+    try:
+        return ast.parse(quoted, mode="eval").body
+    except SyntaxError:
+        return ast.Constant(None)
 
 
 def _is_broad(caught: ast.expr | None) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.tidy.code import FUNCTION_LINES, MODULE_LINES
+from tests.tidy.code import ANY_BUDGET, FUNCTION_LINES, MODULE_LINES, PUBLIC_METHODS
 from tests.tidy.house import ROOM_MODULES, SMALL_LINES, SMALL_MODULES
 from tests.tidy.tree import Tree
 
@@ -54,6 +54,24 @@ def _generated() -> Iterator[tuple[str, Sample]]:
     at_limit = {"log/frames.py": _lines(lines), "log/index.py": _function(FUNCTION_LINES)}
     yield "sizes", Sample(False, "both at their limit", at_limit)
 
+    own, most = _class("A", PUBLIC_METHODS), _class("A", PUBLIC_METHODS + 1)
+    yield "class sizes", Sample(True, "a method too many", {"log/log.py": most})
+    yield "class sizes", Sample(True, "a protocol", {"sm/ports.py": most.replace("A:", "A(Protocol):")})
+    yield "class sizes", Sample(True, "a property too many", {"log/log.py": f"{own}    @property\n{_method('more')}"})
+    mixed = {"log/log.py": f"class Log(A):\n{_method('more')}", "log/part.py": own}
+    yield "class sizes", Sample(True, "one more than its base", mixed)
+    private = f"{own}{_method('_private')}{_method('__len__')}    @one.setter\n{_method('f0')}"
+    other = {"log/log.py": private, "tests/test_log.py": most, "log/part.py": f"class Part:\n{_method('f0')}"}
+    yield "class sizes", Sample(False, "as many as allowed, private ones, a setter, and a test's", other)
+
+    uses = "def walk(first: Any, more: list[Any]) -> Any: return first\n"
+    budget = {"sm/walk.py": uses * (ANY_BUDGET // 3) + "X: Any = 1\n" * (ANY_BUDGET % 3)}
+    yield (
+        "uses of any",
+        Sample(True, "one over the budget", budget | {"sm/one_more.py": 'def one(x: "Any"): return x\n'}),
+    )
+    yield "uses of any", Sample(False, "the whole budget, and others in tests", budget | {"tests/test_walk.py": uses})
+
     room = _modules(ROOM_MODULES, SMALL_LINES + 1)
     yield "room sizes", Sample(True, "one module too many", room | {"log/one_more.py": "X = 1\n"})
     apart = {"log/__init__.py": "", "log/disk/one_more.py": "X = 1\n", "docs/limits.md": "X\n"}
@@ -67,6 +85,14 @@ def _generated() -> Iterator[tuple[str, Sample]]:
 
 def _lines(count: int) -> str:
     return "".join(f"X{number} = {number}\n" for number in range(count))
+
+
+def _class(name: str, methods: int) -> str:
+    return f"class {name}:\n" + "".join(_method(f"f{number}") for number in range(methods))
+
+
+def _method(name: str) -> str:
+    return f"    def {name}(self): return 1\n"
 
 
 def _function(count: int) -> str:

@@ -27,6 +27,8 @@ RULES: dict[str, Rule] = {
     "identifiers": words.identifiers,
     "flags": words.flags,
     "sizes": code.sizes,
+    "class sizes": code.class_sizes,
+    "uses of any": code.uses_of_any,
     "docstrings": code.docstrings,
     "bare asserts": code.bare_asserts,
     "swallowed errors": code.swallowed_errors,
