@@ -6,7 +6,7 @@ The file is needed because the log's first segment may expire.
 import os
 from collections.abc import Collection, Mapping
 from contextlib import closing
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from quire.log import (
     FEATURES,
