@@ -17,7 +17,7 @@ import uvloop
 
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.node.node import Node
-from quire.cluster.node.status import node_status, not_ready_reasons
+from quire.cluster.node.views.status import node_status, not_ready_reasons
 from quire.cluster.node.writing import FutureWaiter
 from quire.cluster.serve.collector import Collector
 from quire.cluster.serve.process import collect_forever

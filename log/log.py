@@ -13,13 +13,13 @@ from crc32c import crc32c
 
 from .change.append import CheckMembers, Room, any_members, append_raw, make_room, taken_back
 from .change.expiry import LogExpiry
-from .change.mark_sync import MarkSync
 from .change.recovery import OpenRequest, open_state
 from .change.reset import remove_log, reset_to
 from .change.rewrite import finish_rewrites, split_last_frame
 from .change.spool import Spools
 from .change.truncation import Walk, begin_walk, truncate_at
 from .errors import LogError, NoRoom, NotFrameBoundary, ResourcesExhausted, UnexpectedIndex
+from .files import Sync
 from .frames import HEADER_BYTES, FrameHeader, Kind, Tail, seal_header
 from .options import LogOptions
 from .payload import StoredRecord, encode_records, stored_record
@@ -421,3 +421,35 @@ class Log:
         """Close the log and remove all its files. Blocks; a crash leaves a log that opens, whole or empty."""
         self.close()
         remove_log(self._directory)
+
+
+class MarkSync:
+    """Makes the mark of one log durable; `begin` is to be called once a second."""
+
+    def __init__(self, state: LogState) -> None:
+        self._state = state
+
+    def begin(self) -> Sync | None:
+        """Return a sync of the mark; None if it has not moved or a sync is in progress.
+
+        Call `run` of the sync in any thread, then `end`.
+
+        Raises:
+            LogReadOnly: the device failed, now or earlier.
+        """
+        state = self._state
+        state.refuse_if_unwritable()
+        with state.failing("writing the mark"):
+            mark, latest = state.next_mark(), state.mark.latest
+            if latest is None or mark != latest._replace(generation=0):
+                state.mark.write(mark)
+        return state.mark.begin_sync()
+
+    def end(self, sync: Sync, error: OSError | None = None) -> None:
+        """Note how a sync of the mark ended."""
+        state = self._state
+        if error is not None:
+            state.fail(f"syncing the mark: {error}")
+        elif not state.closed:
+            with state.failing("writing the mark"):
+                state.mark.end_sync(sync)

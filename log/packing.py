@@ -7,8 +7,9 @@ after it, valid UTF-8, nested at most 32 containers deep, and refuses ext types 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar, TypeVarTuple
 
 import msgpack  # type: ignore[import-untyped, unused-ignore]
 
@@ -29,19 +30,14 @@ if TYPE_CHECKING:
         code: int
         data: bytes
 
+    @dataclass(frozen=True)
     class Timestamp:
         """A point in time, in msgpack's own form."""
 
-        def __init__(self, seconds: int, nanoseconds: int = 0) -> None: ...
-
-        @staticmethod
-        def from_bytes(b: bytes) -> Timestamp:
-            """Return the timestamp that `to_bytes` wrote."""
-            ...
-
-        def to_bytes(self) -> bytes:
-            """Return it as the bytes of ext type -1."""
-            ...
+        seconds: int
+        nanoseconds: int = 0
+        from_bytes: ClassVar[Callable[[bytes], Timestamp]]
+        to_bytes: ClassVar[Callable[[Timestamp], bytes]]
 else:
     ExtType, Timestamp = msgpack.ExtType, msgpack.Timestamp
 

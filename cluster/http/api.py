@@ -6,7 +6,7 @@ from aiohttp import web
 
 from ..errors import ClusterError
 from ..node.components import NodeView
-from ..node.metrics import Metrics
+from ..node.views.metrics import Metrics
 from .admission.concurrency import LongPollLimit, OneATurn, SessionLimit
 from .admission.decoding import DecodingTurns
 from .admission.openings import SessionOpenings

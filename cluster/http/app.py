@@ -16,8 +16,8 @@ from quire.replication.net.sockets import drop_frames
 
 from ..errors import ClusterError, Malformed, OutcomeUnknown, Overloaded
 from ..node.components import NodeView
-from ..node.metrics import Gauge, Metrics
 from ..node.turns import Turns
+from ..node.views.metrics import Gauge, Metrics
 from .admission.admission import ADMISSION, Admission
 from .admission.browsers import OWN_PAGES_ONLY, BrowserGuard, share_with_origin
 from .admission.connections import ConnectionLimit, check_whole

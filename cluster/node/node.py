@@ -12,13 +12,13 @@ from ..config.serve import ServeConfig
 from ..data_dir.genesis import Genesis, read_genesis
 from ..errors import StateUnavailable
 from .applying import Visibility
-from .awaiting import log_waits
 from .components import Components, NodeResources
 from .digests import Difference, Digests
-from .fitness import LOOK_S, log_levels
 from .health import Health
 from .leadership import Leadership
-from .status import standing_alarms
+from .views.awaiting import log_waits
+from .views.fitness import LOOK_S, log_levels
+from .views.status import standing_alarms
 from .writing import WriteCounts
 
 journal = structlog.get_logger(__name__)

@@ -17,8 +17,8 @@ from ..http.admission.streams import STREAMS_LIMIT
 from ..http.app import make_app
 from ..http.forwarding import CONNECTION_LIMIT
 from ..node.node import Node
-from ..node.status import not_ready_reasons
 from ..node.turns import Turns
+from ..node.views.status import not_ready_reasons
 from .arguments import STANDALONE, parse_serve
 from .descriptors import OWN_FILES
 from .journal import configure_logging

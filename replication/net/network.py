@@ -23,9 +23,8 @@ from ..core.messages import (
 from ..ports import Health, Machine, PeerEvents
 from .hello import FOREIGN_CLUSTER, ForeignCluster, PeerInfo, PeerRefused, is_address
 from .links import Link, LinkServer, failure_of
-from .reports import PeerReports
 from .sockets import end_all
-from .streams import Streams
+from .streams import PeerReports, Streams
 from .trust import Trust
 
 GUEST_S = 600.0

@@ -15,7 +15,7 @@ from quire.cluster.config.serve import ServeConfig
 from quire.cluster.http.admission.connections import ConnectionLimit
 from quire.cluster.http.app import make_app, serve_app
 from quire.cluster.node.node import Node
-from quire.cluster.node.status import not_ready_reasons
+from quire.cluster.node.views.status import not_ready_reasons
 from quire.cluster.outgoing import sendable
 from quire.replication.address import host_and_port
 from tests.cluster.closing import close_server

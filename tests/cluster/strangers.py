@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aiohttp import ClientWebSocketResponse, WSMsgType
 
-from quire.cluster.node.status import node_status
+from quire.cluster.node.views.status import node_status
 from quire.replication.core.messages import Last, Open, Promise
 from quire.replication.net.hello import LINK_FAILURES, PeerInfo, PeerRefused, dial
 from tests.cluster.conditions import replica_of

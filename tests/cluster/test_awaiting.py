@@ -11,7 +11,7 @@ from aiohttp import ClientSession, DummyCookieJar
 from structlog.testing import capture_logs
 
 from quire.cluster.config.serve import ServeConfig
-from quire.cluster.node.awaiting import SAY_AGAIN_S, Reminder, log_waits, no_leader_sentence
+from quire.cluster.node.views.awaiting import SAY_AGAIN_S, Reminder, log_waits, no_leader_sentence
 from quire.replication.core import CoreOptions, events
 from tests.cluster.running import RunningCluster, free_addresses, running_cluster, started
 from tests.replication.world import SimNode, World

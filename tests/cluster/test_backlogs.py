@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quire.cluster.client import Unavailable, connect
-from quire.cluster.node.status import not_ready_reasons
+from quire.cluster.node.views.status import not_ready_reasons
 from tests.cluster.machines import Gate
 from tests.cluster.running import Reply, RunningCluster, running_cluster
 from tests.cluster.test_slow_machines import GATE, unapplied, until

@@ -11,7 +11,7 @@ import pytest
 from quire.cluster.data_dir.code import CODE_FILE, short
 from quire.cluster.errors import DiskFullError
 from quire.cluster.node.code import MachineCode
-from quire.cluster.node.status import node_status
+from quire.cluster.node.views.status import node_status
 from quire.sm import fingerprint_of, load_machine
 from tests.cluster.running import RunningCluster, running_cluster, started
 from tests.data_dir.voters import formatted, opened

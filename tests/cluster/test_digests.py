@@ -13,7 +13,7 @@ from rich.console import Console
 
 from quire.cluster.cli.status import Rows, all_nodes, node_table
 from quire.cluster.node.digests import REMEMBERED_FRAMES, Difference, Digests
-from quire.cluster.node.status import not_ready_reasons
+from quire.cluster.node.views.status import not_ready_reasons
 from quire.sm import Applier
 from tests.cluster.running import RunningCluster, applied_index, running_cluster
 

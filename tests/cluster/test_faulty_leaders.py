@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quire.cluster.node.status import node_status, not_ready_reasons
+from quire.cluster.node.views.status import node_status, not_ready_reasons
 from quire.replication.core.fitness import Level
 from tests.cluster.running import RunningCluster, applied_index, running_cluster
 

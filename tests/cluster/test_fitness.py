@@ -13,8 +13,8 @@ from rich.console import Console
 from structlog.testing import capture_logs
 
 from quire.cluster.cli.status import NodeRow, node_table
-from quire.cluster.node.fitness import ADVICE, fitness_document, log_levels, sentences
-from quire.cluster.node.status import node_status
+from quire.cluster.node.views.fitness import ADVICE, fitness_document, log_levels, sentences
+from quire.cluster.node.views.status import node_status
 from quire.replication.core.fitness import FitnessStatus, Level
 from quire.sm import ApplyFailed
 from quire.sm.errors import FIX_MACHINE

@@ -12,7 +12,7 @@ from quire.cluster.config.secret_file import write_new_secret
 from quire.cluster.config.serve import MIB, ServeConfig
 from quire.cluster.data_dir.genesis import FIXED_LIMITS, Genesis, ignored_settings, make_genesis, read_genesis
 from quire.cluster.node.node import Node
-from quire.cluster.node.status import node_status
+from quire.cluster.node.views.status import node_status
 from quire.log import FEATURES
 from quire.replication import Member, Members, Role
 from tests.cluster.running import free_addresses

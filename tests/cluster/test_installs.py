@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from quire.cluster.compaction.installing import Installing, StoreSource, check_usable
 from quire.cluster.node.applying import Applying
-from quire.cluster.node.status import node_status, not_ready_reasons, visible_bounds
+from quire.cluster.node.views.status import node_status, not_ready_reasons, visible_bounds
 from quire.log import FEATURES, Tail
 from quire.log.simulated import Disk
 from quire.replication.net.hello import dial

@@ -17,7 +17,7 @@ from quire.cluster.http.admission.admission import ADMISSION
 from quire.cluster.http.admission.connections import ConnectionLimit
 from quire.cluster.http.routes.peers import PEER_ROUTES
 from quire.cluster.http.routes.sessions import BODY_BYTES, NAME_CHARACTERS
-from quire.cluster.node.status import visible_bounds
+from quire.cluster.node.views.status import visible_bounds
 from quire.cluster.node.writing import FutureWaiter
 from quire.log import Kind, encode_blob
 from quire.replication import Write

@@ -9,8 +9,7 @@ import pytest
 import pytest_asyncio
 
 from quire.cluster.client import CommandRefused, ResultsCut, connect
-from quire.cluster.http.partial_answer import results_within
-from quire.cluster.http.sizes import VALUES_LIMIT, size_up_to
+from quire.cluster.http.answer_size import VALUES_LIMIT, results_within, size_up_to
 from quire.cluster.node.writing import WriteReply
 from quire.log import pack
 from tests.cluster.running import RunningCluster, running_cluster

@@ -15,7 +15,7 @@ from quire.cluster.data_dir.genesis import Genesis
 from quire.cluster.errors import OutcomeUnknown, StateUnavailable
 from quire.cluster.node.components import NodeResources
 from quire.cluster.node.node import Node
-from quire.cluster.node.status import node_status, not_ready_reasons
+from quire.cluster.node.views.status import node_status, not_ready_reasons
 from quire.cluster.node.writing import FutureWaiter
 from quire.log import pack
 from quire.replication import Write

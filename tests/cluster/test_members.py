@@ -10,7 +10,7 @@ import pytest
 
 import quire
 from quire.cluster.node.membership import Promotions, error_of
-from quire.cluster.node.status import node_status
+from quire.cluster.node.views.status import node_status
 from quire.replication.core import Members, changing
 from tests.cluster.running import RunningCluster, running_cluster, started
 

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire.cluster.node.status import clock_alarms
+from quire.cluster.node.views.status import clock_alarms
 from tests.cluster.running import RunningCluster, running_cluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

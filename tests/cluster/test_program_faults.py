@@ -13,7 +13,7 @@ from structlog.typing import EventDict
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.node import components
 from quire.cluster.node.node import Node
-from quire.cluster.node.status import not_ready_reasons
+from quire.cluster.node.views.status import not_ready_reasons
 from quire.replication.core import actions
 from tests.cluster.running import RunningCluster, free_addresses, running_cluster, started
 from tests.replication.loopback import DEADLINE_S, until

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from quire.cluster.compaction import compaction, snapshotting
 from quire.cluster.compaction.retention import Limits
 from quire.cluster.errors import Expired
-from quire.cluster.node.status import node_status, visible_bounds
+from quire.cluster.node.views.status import node_status, visible_bounds
 from quire.log import Expirable
 from quire.log.files import ReadOnlyDirectory
 from quire.replication.address import host_and_port

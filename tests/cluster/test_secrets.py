@@ -14,7 +14,7 @@ from quire.cluster.cli.commands import app
 from quire.cluster.config.secret_file import MAX_FILE_BYTES, MAX_SECRETS, SecretRefused, read_secrets, write_new_secret
 from quire.cluster.config.serve import load_config
 from quire.cluster.node.node import Node
-from quire.cluster.node.status import node_status
+from quire.cluster.node.views.status import node_status
 from quire.cluster.serve.arguments import parse_serve
 from tests.cluster.test_ignored_settings import config_of, running
 

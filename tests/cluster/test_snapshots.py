@@ -14,7 +14,7 @@ import pytest
 
 from quire.cluster.compaction import snapshotting
 from quire.cluster.compaction.forked import Child, ChildFailed, Patience
-from quire.cluster.node.status import node_status
+from quire.cluster.node.views.status import node_status
 from quire.log import DiskFull
 from quire.sm import snapshot_name
 from tests.cluster.running import RunningCluster, applied_index, running_cluster

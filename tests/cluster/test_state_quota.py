@@ -9,7 +9,7 @@ import pytest
 from quire.cluster.client import CommandRefused, connect
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.data_dir.genesis import make_genesis, read_genesis
-from quire.cluster.node.status import visible_bounds
+from quire.cluster.node.views.status import visible_bounds
 from quire.log import FEATURES, walk_frames
 from quire.replication import Member, Members, Role
 from quire.sm import STATE_BYTES, Applier, ArithmeticMachine, KvMachine, restore_content, state_room

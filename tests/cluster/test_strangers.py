@@ -22,7 +22,7 @@ from aiohttp import WSMsgType
 
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.data_dir.genesis import make_genesis
-from quire.cluster.node.status import node_status
+from quire.cluster.node.views.status import node_status
 from quire.log import FEATURES, pack
 from quire.replication.core.members import Member, Members, Role
 from quire.replication.core.messages import (

@@ -14,7 +14,7 @@ import structlog
 
 import quire
 from quire.cluster.client import ClientError, OutcomeUnknown
-from quire.cluster.node.status import not_ready_reasons
+from quire.cluster.node.views.status import not_ready_reasons
 from quire.log.simulated.faulty import Keep
 from tests.cluster.running import applied_index
 from tests.glue.checks import (

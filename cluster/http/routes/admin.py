@@ -8,7 +8,7 @@ from quire.replication.core import NodeRole
 
 from ...compaction.retention import shown
 from ...errors import Malformed, NodeUnknown
-from ...node.status import members_document
+from ...node.views.status import members_document
 from ..api import API
 from ..bodies import answer, decode_document, read_body
 from ..request import parameters_of

@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from ...node.status import node_status
+from ...node.views.status import node_status
 from ..api import API
 from ..bodies import answer
 from ..request import parameters_of

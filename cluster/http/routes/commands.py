@@ -17,6 +17,7 @@ from quire.sm import SESSION_CODES, Applier, ApplyFailed
 from ...errors import CommandsRefused, LimitExceeded, OutcomeUnknown, SessionRefused, WrongIndex
 from ...node.components import Components, NodeView
 from ...node.writing import FutureWaiter, WriteReply
+from ..answer_size import first_results, results_within
 from ..api import API, NodeApi
 from ..bodies import (
     JSON,
@@ -29,7 +30,6 @@ from ..bodies import (
     pack_records,
     read_body,
 )
-from ..partial_answer import first_results, results_within
 from ..request import NO_SESSION, WriteId, parameters_of, write_id_of
 
 BODIES = (JSON, MSGPACK, NDJSON)

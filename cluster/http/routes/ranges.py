@@ -17,7 +17,7 @@ from quire.sm import ApplyFailed
 
 from ...errors import Expired, Malformed, OutOfBounds
 from ...node.components import NodeView
-from ...node.status import visible_bounds
+from ...node.views.status import visible_bounds
 from ..admission.admission import ADMISSION
 from ..admission.concurrency import OneATurn
 from ..api import API

@@ -11,7 +11,7 @@ from ...config.serve import FRAME_OVERHEAD_BYTES
 from ...errors import Malformed, NotInThisMode, StateUnavailable
 from ...node.components import NodeView
 from ...node.reading import Consistency, late_read
-from ...node.status import visible_bounds
+from ...node.views.status import visible_bounds
 from ...node.writing import FutureWaiter
 from ..api import API
 from ..bodies import JSON, MSGPACK, NDJSON, OCTETS, answer, content_type_of, decode_records, read_body

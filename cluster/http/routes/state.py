@@ -11,10 +11,10 @@ from quire.log import PayloadInvalid
 from ...errors import LimitExceeded, MachineFailed, Malformed, StateUnavailable
 from ...node.components import NodeView
 from ...node.reading import Consistency, Staleness, StateAnswer, late_read
+from ..answer_size import size_up_to
 from ..api import API
 from ..bodies import JSON, MSGPACK, answer, content_type_of, decode_query, read_body
 from ..request import integer_of, parameters_of, seconds_of
-from ..sizes import size_up_to
 
 UNAPPLIED = "Quire-Unapplied"
 

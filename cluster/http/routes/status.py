@@ -3,8 +3,8 @@
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from ...node.fitness import fitness_alarms
-from ...node.status import node_status, not_ready_reasons
+from ...node.views.fitness import fitness_alarms
+from ...node.views.status import node_status, not_ready_reasons
 from ..api import API
 from ..bodies import answer
 from ..problems import NotReady

@@ -44,9 +44,9 @@ from ..admission.admission import ADMISSION
 from ..admission.decoding import LARGE_BYTES
 from ..admission.slow_callers import close, done_or_stalled
 from ..admission.streams import OpenStream
+from ..answer_size import first_results, results_within
 from ..api import API
 from ..forwarding import MESSAGES
-from ..partial_answer import first_results, results_within
 from ..problems import problem_of
 from ..request import REQUEST_ID_KEY, parameters_of, parse_integer
 

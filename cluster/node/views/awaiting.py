@@ -10,7 +10,7 @@ import structlog
 
 from quire.replication.core.status import Status
 
-from .components import NodeView
+from ..components import NodeView
 
 journal = structlog.get_logger(__name__)
 

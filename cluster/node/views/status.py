@@ -10,13 +10,13 @@ from quire.replication.core import Member, Role, Status
 from quire.replication.lag import MICROSECONDS
 from quire.sm import StateRoom
 
-from ..data_dir.genesis import ignored_settings
-from ..errors import NoLeader
+from ...data_dir.genesis import ignored_settings
+from ...errors import NoLeader
+from ..components import Components, NodeView
+from ..digests import Difference, Digests
+from ..writing import Waiter
 from .awaiting import forming_sentence, no_leader_sentence
-from .components import Components, NodeView
-from .digests import Difference, Digests
 from .fitness import fitness_document, sentences, unready_reasons
-from .writing import Waiter
 
 DOUBT_ADVICE = "restart it, so that it applies the log again; if it still differs, move its data_dir away and rejoin it"
 INSECURE = (

@@ -10,8 +10,8 @@ from quire.replication import Replica
 from quire.replication.core.fitness import FitnessStatus, Level
 from quire.replication.core.status import Status
 
-from .components import NodeView
-from .writing import Waiter
+from ..components import NodeView
+from ..writing import Waiter
 
 journal = structlog.get_logger(__name__)
 

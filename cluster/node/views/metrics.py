@@ -14,9 +14,9 @@ from quire.replication.core.status import Queues
 from quire.replication.lag import MICROSECONDS
 from quire.sm import StateRoom
 
-from .components import NodeView
+from ..components import NodeView
+from ..turns import Turns
 from .status import node_status
-from .turns import Turns
 
 ROLES = tuple(NodeRole)
 INDICES = ("lowest_index", "highest_index", "durable_index", "commit_index", "applied_index")
