@@ -57,7 +57,7 @@ class Log:
         self.expiry = LogExpiry(state, self.reader)
         """Which of the oldest segments are due, and their removal."""
         self.mark = state.mark
-        """Its `latest` was written, its `synced` survives a power loss. The log writes it; a cluster sets `commit_index`."""
+        """Its `latest` was written, its `synced` survives a power loss. A cluster sets its `commit_index`."""
         self.mark_sync = MarkSync(state)
         """Syncs of the mark, once a second."""
         self.mark_commit_index = state.mark.commit_index

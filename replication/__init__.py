@@ -4,9 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .coalesce import Write
     from .core import NODE_ID, Member, Members, Promise, Reason, Role
-    from .disk import Disk, Placed
+    from .disk import Disk, Placed, Write
     from .driver import Durations
     from .ports import Ports
     from .promises import PromiseFile, PromiseLost
@@ -34,9 +33,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "coalesce": ("Write",),
     "core": ("NODE_ID", "Member", "Members", "Promise", "Reason", "Role"),
-    "disk": ("Disk", "Placed"),
+    "disk": ("Disk", "Placed", "Write"),
     "driver": ("Durations",),
     "ports": ("Ports",),
     "promises": ("PromiseFile", "PromiseLost"),

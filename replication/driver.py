@@ -13,7 +13,6 @@ from typing import Generic, assert_never, cast
 
 from quire.log import Expiry, Flush, LogClosed, LogError, LogReadOnly, NoRoom, ResourcesExhausted, Sync, Tail
 
-from .coalesce import OwnerT, Write
 from .core import Core, Reason, actions, events
 from .core.changing import NotLeading
 from .core.messages import (
@@ -23,7 +22,7 @@ from .core.messages import (
     Promise,
     Snapshot,
 )
-from .disk import Disk
+from .disk import Disk, OwnerT, Write
 from .net.wire import Positions, Shipment
 from .ports import Device, Links, Ports, Streams
 

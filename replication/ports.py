@@ -12,11 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from .coalesce import OwnerT, Write
 from .core import Members, Reason, actions
 from .core.changing import Outcome
 from .core.messages import Ack, CrcMismatch, Open, OpenAnswer, PeerMessage
-from .disk import Placed
+from .disk import OwnerT, Placed, Write
 from .net.hello import PeerInfo
 from .net.wire import Shipment
 

@@ -10,12 +10,11 @@ from aiohttp import ClientSession
 
 from quire.log import LogError
 
-from .coalesce import OwnerT
 from .core import Core, CoreOptions, Identity, actions, events
 from .core.invariants import Invariants
 from .core.messages import GenesisOffer
 from .core.state import State
-from .disk import Disk
+from .disk import Disk, OwnerT
 from .driver import Driver
 from .lag import MICROSECONDS, Lags
 from .net.hello import UNKNOWN_CODE, PeerInfo

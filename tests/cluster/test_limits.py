@@ -22,8 +22,8 @@ from quire.cluster.node.writing import FutureWaiter
 from quire.log import Kind, encode_blob
 from quire.replication import Write
 from quire.replication.address import host_and_port
-from quire.replication.coalesce import RUN_BYTES
 from quire.replication.core.status import Queues
+from quire.replication.disk import RUN_BYTES
 from quire.sm import SESSION_WINDOW
 from tests.cluster.conditions import held, replica_of
 from tests.cluster.running import Reply, RunningCluster, running_cluster

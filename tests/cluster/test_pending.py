@@ -10,7 +10,7 @@ import pytest
 from quire.cluster.errors import ClusterError, OutcomeUnknown
 from quire.cluster.node.writing import FutureWaiter, Pending, WriteCounts, WriteReply
 from quire.replication import Placed, Write
-from quire.replication.coalesce import Share
+from quire.replication.disk import Share
 from quire.sm import Applied
 from tests.cluster.running import running_cluster
 

@@ -15,7 +15,8 @@ from tests.processes.cluster import Clusters, NeverCame, Node
 PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
 HOP = re.compile(r"^\| \d+ \| `([\w/]+\.py)` \|", re.MULTILINE)
 BESIDE = re.compile(r"^- `([\w/]+\.py)`", re.MULTILINE)
-MOST_HOPS = 25
+MOST_FILES = (34, 30)
+"""On the leader, and on a follower: those that handle a command, and those that are consulted."""
 COMMANDS = 20
 BUSY_RECORDINGS = 3
 
@@ -99,4 +100,11 @@ def test_a_command_visits_the_files_that_the_page_lists_and_no_others(clusters: 
     for page, ran in zip(PAGES, zip(*busy, strict=True), strict=True):
         visited = {file for file, _ in frozenset.union(*ran)}
         assert set(HOP.findall(page)) - visited == set(), "listed as a hop, and nothing of it ran"
-    assert 0 < len(HOP.findall(PAGES[0])) <= MOST_HOPS
+
+
+@pytest.mark.parametrize(("page", "most"), zip(PAGES, MOST_FILES, strict=True), ids=["leader", "follower"])
+def test_few_files_handle_a_command_and_the_node_is_none_of_them(page: str, most: int) -> None:
+    files = [*HOP.findall(page), *BESIDE.findall(page)]
+    assert len(set(files)) == len(files)
+    assert 0 < len(files) <= most
+    assert "cluster/node/node.py" not in files

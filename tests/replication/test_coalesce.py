@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from quire.log import Kind, Log, LogOptions, decode_runs, decode_values, encode_blob, encode_records, frame_values
 from quire.log.simulated import faulty
 from quire.replication import Disk, PromiseFile, Reason, Write
-from quire.replication.coalesce import DraftFrame, coalesce
 from quire.replication.core import CoreOptions
+from quire.replication.disk import DraftFrame, coalesce
 from tests.replication.world import CLUSTER_ID, World
 
 
