@@ -102,7 +102,7 @@ def test_a_command_visits_the_files_that_the_page_lists_and_no_others(clusters: 
         assert set(HOP.findall(page)) - visited == set(), "listed as a hop, and nothing of it ran"
 
 
-@pytest.mark.parametrize(("page", "most"), zip(PAGES, MOST_FILES, strict=True), ids=["leader", "follower"])
+@pytest.mark.parametrize(("page", "most"), [*zip(PAGES, MOST_FILES, strict=True)], ids=["leader", "follower"])
 def test_few_files_handle_a_command_and_the_node_is_none_of_them(page: str, most: int) -> None:
     files = [*HOP.findall(page), *BESIDE.findall(page)]
     assert len(set(files)) == len(files)
