@@ -1,4 +1,7 @@
-"""Runs the driver on asyncio: its threads, its network, and its clock."""
+"""Builds one node's replication (core, driver, network, lags) and keeps its time on asyncio.
+
+It changes nothing itself: each tick and each event goes to the driver.
+"""
 
 import asyncio
 import contextvars

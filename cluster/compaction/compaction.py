@@ -1,4 +1,8 @@
-"""Compaction keeps a node's disk bounded and its restart short: snapshots, expiry and installs."""
+"""Compaction keeps a node's disk bounded and its restart short: snapshots, expiry and installs.
+
+It writes the snapshot store; segments are removed by the driver. Of the node it knows the machine that it snapshots,
+and what continues after an install (`AfterInstall`).
+"""
 
 import asyncio
 from collections.abc import Callable

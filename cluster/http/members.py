@@ -1,4 +1,7 @@
-"""The status of the other members, for `GET /cluster`."""
+"""The status of the other members, for `GET /cluster`.
+
+It asks them over HTTP, and knows only the node's configuration and members.
+"""
 
 from collections.abc import AsyncIterator
 from http import HTTPStatus

@@ -4,6 +4,8 @@ A `quick` machine runs on the loop: the clock is checked between two steps of a 
 turn. Any other machine has a thread of its own, which gets one frame at a time. Either way a frame may be half applied
 while other things happen on the loop, so code that reads the machine or its sessions waits for a frame boundary
 (`at_boundary`).
+
+It reads the log and changes the machine, and tells only its ports (`ApplyPorts`): it knows neither replica nor HTTP.
 """
 
 import asyncio

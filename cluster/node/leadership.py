@@ -1,4 +1,8 @@
-"""The leader as one node knows it, now and before; the control plane's nominations; and handing over."""
+"""The leader as one node knows it, now and before; the control plane's nominations; and handing over.
+
+It touches the replica (status, nominations, transfers, control messages) and the node's health, and neither the log nor
+the machine.
+"""
 
 import asyncio
 from collections import deque

@@ -1,4 +1,7 @@
-"""Reads on one node: committed records from its log, and the state of its machine."""
+"""Reads on one node: committed records from its log, and the state of its machine.
+
+It reads the log and asks the driver for barriers, and changes neither.
+"""
 
 import asyncio
 from collections.abc import Callable

@@ -1,14 +1,16 @@
 """The writes of a leader, from the check to the answer.
 
-check     `Writing.check`, before the caller packs the records
-append    `Writing.propose`; the driver passes all waiting writes to its core, which appends them as one frame:
-          `Pending.placed`
-ship      the frame is sent from the file to every follower, while
-flush     the leader's own fdatasync runs in its thread
-acks      followers answer once it is durable there
-commit    a majority, including this leader, has it: `Pending.committed`
-apply     frame by frame, to the machine
-reply     the write's share of the results: `Pending.applied`
+    check     `Writing.check`, before the caller packs the records
+    append    `Writing.propose`; the driver passes all waiting writes to its core, which appends them as one frame:
+              `Pending.placed`
+    ship      the frame is sent from the file to every follower, while
+    flush     the leader's own fdatasync runs in its thread
+    acks      followers answer once it is durable there
+    commit    a majority, including this leader, has it: `Pending.committed`
+    apply     frame by frame, to the machine
+    reply     the write's share of the results: `Pending.applied`
+
+It proposes to the driver and answers waiters; it neither reads nor writes the log.
 """
 
 import asyncio
