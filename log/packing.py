@@ -7,7 +7,7 @@ after it, valid UTF-8, nested at most 32 containers deep, and refuses ext types 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar, TypeVarTuple
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         seconds: int
         nanoseconds: int = 0
         from_bytes: ClassVar[Callable[[bytes], Timestamp]]
-        to_bytes: ClassVar[Callable[[Timestamp], bytes]]
+        to_bytes: Callable[[], bytes] = field(init=False)
 else:
     ExtType, Timestamp = msgpack.ExtType, msgpack.Timestamp
 

@@ -33,8 +33,8 @@ class WriteEvents(Protocol[OwnerT_contra]):
         """A write was not appended and never will be."""
         ...
 
-    def committed(self, index: int) -> None:
-        """Every record below `index` is committed and durable here."""
+    def committed(self, commit_index: int) -> None:
+        """Every record below `commit_index` is committed and durable here."""
         ...
 
 

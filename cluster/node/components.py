@@ -236,11 +236,9 @@ class Components:
         after_install = AfterInstall(applying, pending, node.digests)
         session, store = resources.http, data_dir.snapshots
         compaction = Compaction(store, disk, replica, after_install, factories, session, config, health.failed)
-        replica.connect(
-            Ports(pending, reading, applying, leadership, promotions, compaction.installing, health),
-            leadership,
-            node.digests.reported,
-        )
+        installs = compaction.installing
+        ports: Ports[Waiter] = Ports(pending, reading, applying, leadership, promotions, installs, health)
+        replica.connect(ports, leadership, node.digests.reported)
         applying.connect(ApplyPorts(pending, node.digests, compaction.snapshotting, health))
         sessions = SessionLookup(leadership, reading, applying, writing, timeout_ms)
         return cls(

@@ -50,8 +50,8 @@ class Recorder:
     def ports(self) -> Ports[None]:
         return Ports(self, self, self, self, self, self, self)
 
-    def committed(self, index: int) -> None:
-        self.commit_index = index
+    def committed(self, commit_index: int) -> None:
+        self.commit_index = commit_index
 
     def apply_to(self, index: int) -> None:
         self.applied_index = index

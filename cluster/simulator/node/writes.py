@@ -41,6 +41,6 @@ class Writes:
     def rejected(self, write: Write[Proposer], reason: Reason) -> None:
         write.owner.rejected(reason)
 
-    def committed(self, index: int) -> None:
+    def committed(self, commit_index: int) -> None:
         self._life.checks.commits(self._life.node)
-        self._pending.committed(index)
+        self._pending.committed(commit_index)
