@@ -143,7 +143,7 @@ def check_bounds(cluster: Cluster) -> None:
             continue
         network: Any = node.formed.replica.network
         most = host.config.stream_window_bytes + OUTBOX_SLACK_BYTES
-        for stream in network._served.values():
+        for stream in network.streams._served.values():
             held = stream._outbox.waiting_bytes
             if held > most:
                 raise Violation("an outbox holds a window at most", host.node_id, stream.peer_id, held)
@@ -158,13 +158,12 @@ def check_released(node: Node, others: set[str]) -> None:
     formed = node.components
     if formed.compaction.server.served:
         raise Violation("no snapshot stays pinned", node.config.node, formed.compaction.server.served)
-    inside: Any = node
-    if len(inside._pending):
-        raise Violation("no write waits for ever", node.config.node, len(inside._pending))
+    if len(formed.pending):
+        raise Violation("no write waits for ever", node.config.node, len(formed.pending))
     network: Any = formed.replica.network
     leader = formed.replica.core.status().leader
     followers = {stream.node_id for stream in leader.streams} if leader else set()
-    served = [stream.peer_id for stream in network._served.values()]
+    served = [stream.peer_id for stream in network.streams._served.values()]
     opened = [stream.peer_id for stream in network.streams.server._open]
     expected = sorted(others) if leader else []
     if not sorted(followers) == sorted(served) == sorted(opened) == expected:

@@ -19,7 +19,7 @@ import quire.cluster.compaction.snapshotting
 import quire.cluster.control.syncobj
 import quire.cluster.data_dir.data_dir
 import quire.log.files
-import quire.replication.replica
+import quire.replication.threads
 import quire.replication.witnesses
 import quire.sm.snapshots.store
 from quire.cluster.compaction.forked import ChildFailed
@@ -118,8 +118,8 @@ def below(loop: VirtualLoop, disks: dict[str, GlueDisk], seed: str) -> Generator
         (os, "urandom", entropy.randbytes),
         (sys.modules[elections.SyncObj.__module__], "monotonicTime", loop.time),
         (elections.Node, "__hash__", lambda node: crc32c(node.id.encode())),  # It goes through sets of them.
-        (quire.replication.replica, "threading", SimpleNamespace(Thread=thread)),
-        (quire.replication.replica, "SimpleQueue", lambda: LoopQueue(loop)),
+        (quire.replication.threads, "threading", SimpleNamespace(Thread=thread)),
+        (quire.replication.threads, "SimpleQueue", lambda: LoopQueue(loop)),
         (quire.log.files, "threading", SimpleNamespace(Lock=lambda: LoopLock(loop))),
         (quire.replication.witnesses, "Lock", lambda: LoopLock(loop)),
         (quire.sm.snapshots.store, "Lock", lambda: LoopLock(loop)),
