@@ -1,4 +1,7 @@
-"""Group flush for asyncio: one sync, outside the event loop, for every record that waits."""
+"""Group flush for asyncio: one sync, outside the event loop, for every record that waits.
+
+A standalone log uses it; a cluster's node flushes in `quire.replication.threads`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Carries out the core's actions: on the log and the promise file, on the sockets, and for the node.
 
 It has no asyncio, thread or clock of its own: `Device` has them, so the same driver runs in a process (`replica`) and
-in the deterministic world of `tests/sim`. It makes none of the decisions in the rules (`docs/protocol.md`).
+in the simulator (`quire.cluster.simulator`). It makes none of the decisions in the rules (`docs/protocol.md`).
 
 It alone appends, truncates and flushes, by `Disk`; what happens it tells the ports of the node (`ports`).
 """

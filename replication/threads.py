@@ -1,4 +1,7 @@
-"""The threads in which a process waits for its disk."""
+"""The threads in which a process waits for its disk: the writer's runs flushes and promises, another the mark's syncs.
+
+They run the blocks that the driver hands them, in order, and know neither the log nor the core.
+"""
 
 import asyncio
 import contextvars

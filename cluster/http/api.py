@@ -1,4 +1,7 @@
-"""What the handlers of a node's routes use."""
+"""What the handlers of a node's routes use: the node's parts (`NodeView`), hops to other nodes, and limits on callers.
+
+No handler starts or stops the node.
+"""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,8 @@
-"""Whether a node goes on: its alarms, and why it has halted."""
+"""Whether a node continues: its alarms, why it has halted, and what happens then.
+
+A halt is logged, calls whoever asked for it (`on_halt`), and ends the process, unless the log's files are missing. It
+touches no other part.
+"""
 
 import asyncio
 from collections.abc import Callable

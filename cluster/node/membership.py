@@ -3,6 +3,8 @@ is a voter in the log.
 
 The next change is derived from the leader's log alone. No state is kept between two changes: after an interruption,
 repeat the request.
+
+It asks the driver for one change at a time, and reads the core's status.
 """
 
 import asyncio

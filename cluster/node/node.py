@@ -1,4 +1,4 @@
-"""A node: built, started and stopped. What it does is done by its parts."""
+"""A node: built, started and stopped. What it does is done by its parts; a request or a reply never passes here."""
 
 import asyncio
 

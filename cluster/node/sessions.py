@@ -1,4 +1,7 @@
-"""The open sessions, looked up on the leader."""
+"""Linearizable lookups of open sessions, on the leader.
+
+They read the session table at a frame boundary, and write nothing.
+"""
 
 import asyncio
 from collections.abc import Callable

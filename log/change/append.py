@@ -1,4 +1,6 @@
-"""The longer paths of an append: room for a frame, and a peer's raw frames. `log.py` has the short one."""
+"""The longer paths of an append: room for a frame, and a peer's raw frames, which are verified before their bytes are
+appended. `log.py` has the short path, a leader's own frame.
+"""
 
 from __future__ import annotations
 

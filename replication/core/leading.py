@@ -1,4 +1,4 @@
-"""Rules 6, 7, 11, 12 and 15 on the leader: append, commit, be heard, change the members.
+"""Rules 6, 7, 11, 12 and 15 on the leader: append, advance commit_index, be heard, change the members.
 
 A `Leading` lives for one epoch. When it ends, for whatever reason, the object is dropped, so that late acks, echoes and
 flushes cannot count (rule 2). Its followers' streams are in `downstreams`, transfers of leadership (rule 4) in

@@ -1,4 +1,7 @@
-"""What a node knows about itself, and a leader about the other nodes: functions of a node's parts."""
+"""The documents of `GET /status` and `GET /admin/members`, and why a node is not ready: functions of a node's parts.
+
+They read the parts and change nothing.
+"""
 
 from collections.abc import Mapping
 from typing import Any
