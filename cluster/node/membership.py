@@ -1,5 +1,4 @@
-"""The members as the leader knows them, and promotions (rule 15): one change of members after another, until the node
-is a voter in the log.
+"""Promotions (rule 15): one change of members after another, until the node is a voter in the log.
 
 The next change is derived from the leader's log alone. No state is kept between two changes: after an interruption,
 repeat the request.
