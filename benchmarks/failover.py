@@ -59,7 +59,7 @@ async def measure_quire(rounds: int, clients: int) -> Figures:
         await nodes.start()
         try:
             async with connect(nodes.servers, timeout_s=READY_TIMEOUT_S) as client, asyncio.TaskGroup() as tasks:
-                await asyncio.gather(*map(client.admin.ready, nodes.addresses.values()))
+                await asyncio.gather(*map(client.ready, nodes.addresses.values()))
                 writers = Writers(nodes.servers, clients)
                 writing = tasks.create_task(writers.run())
                 seconds: list[float] = []
@@ -68,7 +68,7 @@ async def measure_quire(rounds: int, clients: int) -> Figures:
                     failover = await kill_leader(client, nodes, writers)
                     seconds.append(failover.seconds)
                     await nodes.start_node(failover.killed.node_id)
-                    await client.admin.ready(nodes.addresses[failover.killed.node_id])
+                    await client.ready(nodes.addresses[failover.killed.node_id])
                 writers.end()
                 await writing
                 return Figures("quire", seconds, writers.commands, await writers.lost(client))

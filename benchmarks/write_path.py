@@ -234,8 +234,8 @@ async def _measure_all(seconds: float, console: Console) -> list[Figure]:
     try:
         await nodes.start()
         async with connect(nodes.servers, timeout_s=READY_TIMEOUT_S) as client:
-            await asyncio.gather(*map(client.admin.ready, nodes.addresses.values()))
-            leader = str((await client.admin.status())["leader"])
+            await asyncio.gather(*map(client.ready, nodes.addresses.values()))
+            leader = str((await client.status())["leader"])
         for measurement in _measurements(Cluster(nodes, leader, seconds)):
             figure = await measurement()
             if figure is None:

@@ -59,7 +59,7 @@ def transfer(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Move leadership to another node. Loses no write."""
-    leader = ask(server, timeout, lambda client: client.admin.transfer(target))
+    leader = ask(server, timeout, lambda client: client.transfer(target))
     say(f'{{"leader": {to_json(leader)}}}' if as_json else f"{printable(leader)} leads")
 
 
@@ -70,7 +70,7 @@ def snapshot(
     """Take a snapshot on every node. Prints its index, size and checksum."""
 
     async def take(client: Client, address: str) -> Mapping[str, object]:
-        return await client.admin.take_snapshot(address)
+        return await client.take_snapshot(address)
 
     raise typer.Exit(_show_each(server, node, take, ("index", "bytes", "sha256"), as_json=as_json, timeout_s=timeout))
 
@@ -88,10 +88,10 @@ def expire(
     """Delete expired log segments on every node now. Nodes also do this by themselves every second."""
 
     async def expire_one(client: Client, address: str) -> Mapping[str, object]:
-        row = await client.admin.expire(address, dry_run=dry_run)
+        row = await client.expire(address, dry_run=dry_run)
         if not dry_run:
             return row
-        expiry = (await client.admin.status(address))["expiry"]
+        expiry = (await client.status(address))["expiry"]
         return {**row, "held_bytes": expiry["held"]["bytes"], "held_by": expiry["holds"][0]["why"]}
 
     columns = ("segments", "to_index", "bytes", *(("held_bytes", "held_by") if dry_run else ()))
@@ -114,7 +114,7 @@ def accept_code(
     """
 
     async def accept(client: Client, address: str) -> Mapping[str, object]:
-        row = await client.admin.accept_code(address)
+        row = await client.code.accept(address)
         if as_json:
             return row
         accepted = ", ".join(code[:CODE_CHARACTERS] for code in row["accepted_code"])
@@ -144,7 +144,7 @@ def _show_each(
 
 async def _ask_each(servers: str, node: str | None, call: NodeCall, timeout_s: float) -> dict[str, NodeAnswer]:
     async with connect(servers, timeout_s=timeout_s) as client:
-        status = await client.admin.status()
+        status = await client.status()
         addresses = {member["node_id"]: member["address"] for member in status.get("members", ())}
         if node is not None and node not in addresses:
             raise ClientError(f"{node} is not one of the members ({', '.join(addresses)})")
@@ -178,7 +178,7 @@ def show_members(
     """Show the members in the log and the other connected nodes, as the leader knows them."""
     if context.invoked_subcommand is not None:
         return
-    document = ask(server, timeout, lambda client: client.admin.members())
+    document = ask(server, timeout, lambda client: client.members())
     if as_json:
         say(to_json(document))
     else:
@@ -213,7 +213,7 @@ def promote(
     If the node came back with an empty disk, its old disk loses its vote before the new disk gains one: two records.
     Waits until the node has caught up. If interrupted, run it again.
     """
-    changes = ask(server, timeout, lambda client: client.admin.promote(node))
+    changes = ask(server, timeout, lambda client: client.promote(node))
     if as_json:
         say(to_json({"node_id": node, "changes": changes}))
     elif changes:
@@ -240,7 +240,7 @@ def show_session(
     session: SessionId, server: Server = "", as_json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S
 ) -> None:
     """Print a session's name and its last executed sequence."""
-    _show_session(ask(server, timeout, lambda client: client.admin.session_status(session)), as_json=as_json)
+    _show_session(ask(server, timeout, lambda client: client.session_status(session)), as_json=as_json)
 
 
 @session_app.command("list")
@@ -282,7 +282,7 @@ def close_session(
         async def close_all(client: Client) -> list[int]:
             found = [row["session"] for row in await _idle_sessions(client, prefix, idle_s)]
             parts = [found[first : first + CLOSED_AT_ONCE] for first in range(0, len(found), CLOSED_AT_ONCE)]
-            return [closed for part in parts for closed in await client.admin.close_sessions(part)]
+            return [closed for part in parts for closed in await client.close_sessions(part)]
 
         closed = ask(server, timeout, close_all)
         say(to_json({"closed": closed}) if as_json else f"{len(closed):,} sessions closed")
@@ -291,7 +291,7 @@ def close_session(
     async def close(client: Client) -> SessionClosed:
         # Opening the session by name takes it over, which is how to learn its id.
         number = (await client.session()).id if session is None else session
-        return await client.admin.close_session(number)
+        return await client.close_session(number)
 
     _show_session(ask(server, timeout, close, session=name), as_json=as_json)
 
@@ -302,7 +302,7 @@ async def _idle_sessions(client: Client, prefix: str, idle_s: float) -> list[Ses
     A session whose last use is unknown does not count as idle.
     """
     used_before = (time.time() - idle_s) * 1_000_000
-    rows = [row async for row in client.admin.sessions(prefix)]
+    rows = [row async for row in client.sessions(prefix)]
     return [row for row in rows if not idle_s or 0 < row["used_at"] < used_before]
 
 

@@ -89,7 +89,7 @@ async def write_export(client: Client, from_index: int | None, to_index: int | N
     if not bounds.lowest_index <= first <= end <= bounds.highest_index:
         there = f"the log has [{bounds.lowest_index}, {bounds.highest_index})"
         raise ExportFailed(f"records [{first}, {end}) cannot be exported: {there}; correct --from and --to")
-    status = await client.admin.status()
+    status = await client.status()
     header = {"quire": "export", "version": VERSION, "cluster_id": status["cluster_id"]}
     header |= {"machine": status["machine"]["name"], "from": first, "to": end}
     out.write(_line(header))

@@ -289,7 +289,7 @@ def load_file(
             with shown_progress(file.name, total_bytes, hidden=as_json) as progress:
                 await load(client, source, count, loaded, acknowledged, progress, lines_may_block=from_stdin)
             if session is not None and close:
-                await client.admin.close_session((await client.session()).id)
+                await client.close_session((await client.session()).id)
 
     code = Exit.DONE
     try:

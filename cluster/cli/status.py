@@ -40,7 +40,7 @@ async def ask_nodes(client: Client, addresses: dict[str, str], *, states: bool) 
     async def ask(address: str) -> NodeRow:
         if not states:
             try:
-                return NodeRow(address, await client.admin.status(address))
+                return NodeRow(address, await client.status(address))
             except ClientError as error:
                 return NodeRow(address, None, failure=str(error))
         # The status comes last, so that its durable_index covers what the state has applied.
@@ -50,7 +50,7 @@ async def ask_nodes(client: Client, addresses: dict[str, str], *, states: bool) 
         except ClientError as error:
             failure = str(error)
         try:
-            status = await client.admin.status(address)
+            status = await client.status(address)
         except ClientError as error:
             return NodeRow(address, None, failure=str(error))
         if state is None:
@@ -160,7 +160,7 @@ async def _rows_or_none(servers: str, timeout_s: float, *, states: bool) -> Rows
 async def all_nodes(servers: str, timeout_s: float, *, states: bool = False) -> Rows:
     """A row for each node that the servers know of, as `ask_nodes`. Raises Unavailable if no server answers."""
     async with connect(servers, timeout_s=timeout_s) as client:
-        status = await client.admin.status()
+        status = await client.status()
         members = {member["node_id"]: member["address"] for member in status.get("members", ())}
         addresses = members or {status["node_id"]: servers.partition(",")[0]}
         return await ask_nodes(client, addresses, states=states)

@@ -24,11 +24,28 @@ from .transport import MSGPACK
 Result = TypeVar("Result")
 
 
-class Admin:
-    """An operator's calls on a cluster, as `client.admin`. Each returns or raises within the client's `timeout_s`."""
+class Code:
+    """The code of the machine, for an operator: `client.code`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+
+    async def accept(self, server: str) -> CodeAccepted:
+        """Have a node accept the code of its machine and of the members'; return the fingerprints.
+
+        Clears the alarms that the code changed or that members run different code. Use it only if the code gives the
+        same results for every command in the log.
+        """
+        return document_of(await self._connection.change("/admin/accept-code", server=server), CodeAccepted)
+
+
+class Admin:
+    """An operator's calls on a cluster; a `Client` has them. Each returns or raises within `timeout_s`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.code = Code(connection)
+        """The code of the machine."""
 
     async def status(self, server: str | None = None) -> Status:
         """The status of a node: of `server`, or else of the leader or the first server that answers."""
@@ -88,14 +105,6 @@ class Admin:
         reply = await self._connection.change("/admin/expire", pack_or_refuse({"dry_run": dry_run}), server=server)
         return document_of(reply, SegmentsExpired)
 
-    async def accept_code(self, server: str) -> CodeAccepted:
-        """Have a node accept the code of its machine and of the members'; return the fingerprints.
-
-        Clears the alarms that the code changed or that members run different code. Use it only if the code gives the
-        same results for every command in the log.
-        """
-        return document_of(await self._connection.change("/admin/accept-code", server=server), CodeAccepted)
-
     async def session_status(self, session: int) -> SessionStatus:
         """Any open session: its name, and the last sequence that it executed.
 
@@ -141,12 +150,26 @@ class Run(Protocol):
     def __call__(self, call: Coroutine[object, object, Result], /) -> Result: ...
 
 
+class BlockingCode:
+    """`Code` for programs without an event loop."""
+
+    def __init__(self, code: Code, run: Run) -> None:
+        self._code = code
+        self._run = run
+
+    def accept(self, server: str) -> CodeAccepted:
+        """Have a node accept the code of its machine and of the members'; return the fingerprints."""
+        return self._run(self._code.accept(server))
+
+
 class BlockingAdmin:
     """`Admin` for programs without an event loop. Each call blocks; it returns and raises what `Admin`'s does."""
 
     def __init__(self, admin: Admin, run: Run) -> None:
         self._admin = admin
         self._run = run
+        self.code = BlockingCode(admin.code, run)
+        """The code of the machine."""
 
     def status(self, server: str | None = None) -> Status:
         """The status of a node: of `server`, or else of the leader or the first server that answers."""
@@ -175,10 +198,6 @@ class BlockingAdmin:
     def expire(self, server: str, *, dry_run: bool = False) -> SegmentsExpired:
         """Have a node delete the expired segments of its log; return how many, up to which index, and their size."""
         return self._run(self._admin.expire(server, dry_run=dry_run))
-
-    def accept_code(self, server: str) -> CodeAccepted:
-        """Have a node accept the code of its machine and of the members'; return the fingerprints."""
-        return self._run(self._admin.accept_code(server))
 
     def session_status(self, session: int) -> SessionStatus:
         """Any open session: its name, and the last sequence that it executed."""

@@ -15,7 +15,7 @@ from .records import Pages, Record
 from .stream import Session
 
 
-class BlockingClient:
+class BlockingClient(BlockingAdmin):
     """`Client` for programs without an event loop. Each call blocks; it returns and raises what `Client`'s does.
 
     The client runs its event loop in a thread of its own. Any thread may call it; calls from several threads run
@@ -32,9 +32,7 @@ class BlockingClient:
     ) -> None:
         self._client = Client(servers, session=session, timeout_s=timeout_s, halt_on_failure=halt_on_failure)
         self._thread = LoopThread()
-        self._run = self._thread.run
-        self.admin = BlockingAdmin(self._client.admin, self._run)
-        """What an operator asks of the cluster: status, leadership, members, snapshots, sessions."""
+        super().__init__(self._client, self._thread.run)
 
     def __enter__(self) -> Self:
         self._thread.start()

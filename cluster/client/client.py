@@ -41,7 +41,7 @@ class State:
     digest: str
 
 
-class Client:
+class Client(Admin):
     """A connection to a cluster, for one event loop. Calls may run concurrently.
 
     Commands (`apply`, `submit` and their batches) go over one pipelined stream, in the order of the calls, numbered in
@@ -52,7 +52,7 @@ class Client:
     Appended records are not numbered in a session. An append fails with OutcomeUnknown as soon as its connection breaks
     before the answer.
 
-    Every call returns or raises within `timeout_s`.
+    Every call returns or raises within `timeout_s`. An operator's calls are those of `Admin`.
 
     It belongs to the process that opened it. In a forked child its calls raise ForkedClient, and leaving the block does
     nothing; the parent can continue to use it.
@@ -70,9 +70,7 @@ class Client:
         servers = tuple(server.strip() for server in named if server.strip())
         if not servers:
             raise ValueError("name at least one server, as in 127.0.0.1:7001,127.0.0.1:7002")
-        self._connection = Connection(servers, session, timeout_s, halt_on_failure=halt_on_failure)
-        self.admin = Admin(self._connection)
-        """What an operator asks of the cluster: status, leadership, members, snapshots, sessions."""
+        super().__init__(Connection(servers, session, timeout_s, halt_on_failure=halt_on_failure))
         self.pages = RecordPages(self._connection)
         """Records in pages, as the servers send them: cheaper per record than `read_range` and `tail`."""
 

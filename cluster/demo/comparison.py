@@ -65,7 +65,7 @@ async def _load_and_compare(demo: Demo, commands: int) -> Comparison:
     file = nodes.directory / "instructions.ndjson"
     async with connect(nodes.servers, timeout_s=READY_TIMEOUT_S) as client:
         writing = _run_script(INSTRUCTIONS, "--count", str(commands), "--output", str(file))
-        await asyncio.gather(writing, *map(client.admin.ready, nodes.addresses.values()))
+        await asyncio.gather(writing, *map(client.ready, nodes.addresses.values()))
         before = await client.state()
         loaded = Loaded()
         with file.open("rb") as lines, shown_progress("loading", file.stat().st_size, hidden=False) as progress:

@@ -125,7 +125,7 @@ async def _stay_away(scenario: Scenario) -> StaleNode:
     report(f"  every log begins at {began_at:,} or above: the record that {away} needs next is gone")
     began = time.monotonic()
     await nodes.start_node(away)
-    goal = (await scenario.client.admin.status())["highest_index"]
+    goal = (await scenario.client.status())["highest_index"]
     snapshot = 0
 
     async def begins_above() -> bool:

@@ -52,7 +52,7 @@ async def _kill_the_leader(demo: Demo) -> Outcome:
         report(f"{elected.node_id} leads epoch {elected.epoch} ({elected.reason})")
         report(f"time from the kill to the next acknowledged command: {failover.seconds:.3f} s")
         await nodes.start_node(killed.node_id)
-        await scenario.client.admin.ready(nodes.addresses[killed.node_id])
+        await scenario.client.ready(nodes.addresses[killed.node_id])
         report(f"{killed.node_id} is restarted and follows")
         await writers.acknowledged(COMMANDS_AFTER)
         rows, off = await scenario.end()

@@ -115,7 +115,7 @@ class Scenario(NamedTuple):
 
     async def status(self, node_id: str) -> Status:
         """The status of a node. Raises ClientError."""
-        return await self.client.admin.status(self.nodes.addresses[node_id])
+        return await self.client.status(self.nodes.addresses[node_id])
 
     async def until(self, what: str, condition: Callable[[], Awaitable[bool]]) -> None:
         """Wait until the condition holds. Raises DemoFailed at the timeout."""
@@ -131,7 +131,7 @@ class Scenario(NamedTuple):
         """Stop the writers; return the nodes' status once all have applied everything, and the error of the state."""
         self.writers.end()
         await self.writing
-        rows = await self.demo.all_applied(self.client, (await self.client.admin.status())["highest_index"])
+        rows = await self.demo.all_applied(self.client, (await self.client.status())["highest_index"])
         return rows, int(str((await self.client.state()).state)) - self.state_before - self.writers.sum
 
 
@@ -144,7 +144,7 @@ async def under_load(demo: Demo, commands: int, batch_commands: int = BATCH_COMM
     nodes = demo.nodes
     try:
         async with connect(nodes.servers, timeout_s=READY_TIMEOUT_S) as client, asyncio.TaskGroup() as tasks:
-            await asyncio.gather(*map(client.admin.ready, nodes.addresses.values()))
+            await asyncio.gather(*map(client.ready, nodes.addresses.values()))
             before = int(str((await client.state()).state))
             writers = Writers(nodes.servers, CLIENTS, batch_commands)
             writing = tasks.create_task(writers.run())
@@ -158,7 +158,7 @@ async def find_leader(client: Client) -> Leader:
     """The leader that serves now. Raises Unavailable if there is none within the timeout."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < deadline:
-        status = await client.admin.status()
+        status = await client.status()
         if status["serving"]:
             own = [change for change in status["leaders"] if change["role"] == "leader"]
             return Leader(status["node_id"], status["epoch"], own[-1]["reason"])

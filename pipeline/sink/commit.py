@@ -42,20 +42,13 @@ ARRAY_HEAD_BYTES = 5
 _GONE, _REUSED = "REPLY_GONE", "SEQUENCE_REUSED"
 
 
-class SessionAdmin(Protocol):
-    """The part of `quire.Client.admin` that the sink uses."""
-
-    async def session_status(self, session: int, /) -> SessionStatus: ...
-
-
 class SessionClient(Protocol):
     """The part of `quire.Client` that the sink uses: a named session and its stream."""
 
     async def session(self) -> Session: ...
     async def resume_at(self, sequence: int) -> Session: ...
     async def submit_batch(self, commands: Sequence[object], /) -> asyncio.Future[BatchReply]: ...
-    @property
-    def admin(self) -> SessionAdmin: ...
+    async def session_status(self, session: int, /) -> SessionStatus: ...
 
 
 Connect = Callable[[], AbstractAsyncContextManager[SessionClient]]
@@ -195,7 +188,7 @@ async def _is_open(client: SessionClient, session: int | None) -> bool:
     if session is None:
         return True
     try:
-        await client.admin.session_status(session)
+        await client.session_status(session)
     except NotFound:
         return False
     return True

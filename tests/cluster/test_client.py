@@ -123,11 +123,11 @@ async def test_a_change_that_may_be_repeated_is_unknown_once_an_attempt_was_not_
     unanswered: Step, last: Step
 ) -> None:
     changes: list[Callable[[Client, str], Awaitable[Any]]] = [
-        lambda client, _: client.admin.transfer("n2"),
-        lambda client, _: client.admin.promote("n2"),
-        lambda client, server: client.admin.take_snapshot(server),
-        lambda client, server: client.admin.expire(server),
-        lambda client, server: client.admin.accept_code(server),
+        lambda client, _: client.transfer("n2"),
+        lambda client, _: client.promote("n2"),
+        lambda client, server: client.take_snapshot(server),
+        lambda client, server: client.expire(server),
+        lambda client, server: client.code.accept(server),
     ]
     for change in changes:
         async with scripted(unanswered, last) as server, connect(server.address) as cluster:
@@ -141,14 +141,14 @@ async def test_a_change_that_no_server_takes_in_time_is_unknown_only_if_an_attem
     unavailable = refusing(503, "no-leader")
     async with scripted(broken, unavailable) as server, connect(server.address, timeout_s=0.5) as cluster:
         with pytest.raises(OutcomeUnknown):
-            await cluster.admin.transfer("n2")
+            await cluster.transfer("n2")
         with pytest.raises(Unavailable):
-            await cluster.admin.transfer("n2")
+            await cluster.transfer("n2")
 
 
 async def test_a_change_that_may_be_repeated_succeeds_although_an_attempt_was_not_answered() -> None:
     async with scripted(broken, document({"leader": "n2"})) as server, connect(server.address) as cluster:
-        assert await cluster.admin.transfer("n2") == "n2"
+        assert await cluster.transfer("n2") == "n2"
         assert len(server.requests) == 2
 
 
@@ -308,7 +308,7 @@ async def test_a_session_s_end_is_sent_once_and_unknown_if_the_connection_broke(
         scripted(document({"node_id": "n1"}), broken, refusing(404, "session-not-open")) as server,
         connect(server.address) as cluster,
     ):
-        await cluster.admin.status()  # aiohttp repeats a DELETE over a connection that was used before.
+        await cluster.status()  # aiohttp repeats a DELETE over a connection that was used before.
         with pytest.raises(OutcomeUnknown):
-            await cluster.admin.close_session(7)
+            await cluster.close_session(7)
         assert [method for method, *_ in server.requests] == ["GET", "DELETE"]

@@ -79,7 +79,7 @@ async def test_a_message_in_doubt_that_a_later_server_refuses_is_unknown_and_wha
             batch = await cluster.submit_batch(["in", "doubt"])
             await server.heard(3)  # The copy on the second stream, which is not answered yet.
             later = [await cluster.submit("later"), await cluster.submit("bad")]
-            await cluster.admin.ready(server.address)  # Meanwhile the later ones are sent.
+            await cluster.ready(server.address)  # Meanwhile the later ones are sent.
             server.answering.set()
 
             answers = await answers_of(*doubtful, batch, *later)
@@ -103,7 +103,7 @@ async def test_with_halt_on_failure_nothing_is_sent_after_a_message_in_doubt_was
         doubtful = await cluster.submit("refused later")
         await server.heard(2)
         later = await cluster.submit("later")
-        await cluster.admin.ready(server.address)
+        await cluster.ready(server.address)
         server.answering.set()
         answers = await answers_of(doubtful, later)
         with pytest.raises(Halted):
@@ -139,7 +139,7 @@ async def test_what_was_sent_after_a_message_whose_reply_is_gone_may_be_executed
             gone = await cluster.submit_batch(["a", "b"])
             await server.heard(2)
             later = await cluster.submit_batch(["c"])
-            await cluster.admin.ready(server.address)  # Meanwhile it is sent.
+            await cluster.ready(server.address)  # Meanwhile it is sent.
             server.answering.set()
             answers = await answers_of(gone, later)
 

@@ -69,7 +69,7 @@ async def test_with_16_messages_in_flight_new_commands_gather_in_one_message() -
         futures = []
         for _ in range(20):
             futures.append(await cluster.submit("x"))
-            await cluster.admin.ready(server.address)  # The loop gets its turn.
+            await cluster.ready(server.address)  # The loop gets its turn.
         server.answering.set()
         await answers_of(*futures)
 

@@ -182,7 +182,7 @@ def test_every_command_is_executed_once_in_order_and_gets_its_answer(
 async def hand_in(cluster: Client, server: StreamServer, number: int, call: Call) -> "asyncio.Future[Any] | None":
     kind, *commands = call
     if kind == "look":
-        await cluster.admin.ready(server.address)  # Meanwhile the stream goes on.
+        await cluster.ready(server.address)  # Meanwhile the stream goes on.
         return None
     if kind == "batch":
         return await cluster.submit_batch([named(number, command) for command in commands])

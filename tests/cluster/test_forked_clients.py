@@ -41,15 +41,14 @@ def refused(call, *arguments):
         raise AssertionError(call)
 
 def calls_of(cluster):
-    admin = cluster.admin
     yield from (
         lambda: cluster.apply(1), lambda: cluster.submit(1), lambda: cluster.apply_batch([1]),
         lambda: cluster.submit_batch([1]), cluster.session, lambda: cluster.resume_at(1), lambda: cluster.append(b"x"),
         lambda: cluster.append_batch([1]), lambda: cluster.read(0), lambda: cluster.query(None), cluster.state,
-        admin.status, admin.transfer, admin.members, lambda: admin.promote("n1"),
-        lambda: admin.take_snapshot(server), lambda: admin.accept_code(server), lambda: admin.expire(server),
-        lambda: admin.session_status(1), lambda: admin.close_session(1), lambda: admin.close_sessions([1]),
-        lambda: admin.ready(server),
+        cluster.status, cluster.transfer, cluster.members, lambda: cluster.promote("n1"),
+        lambda: cluster.take_snapshot(server), lambda: cluster.code.accept(server), lambda: cluster.expire(server),
+        lambda: cluster.session_status(1), lambda: cluster.close_session(1), lambda: cluster.close_sessions([1]),
+        lambda: cluster.ready(server),
     )
 """
 
@@ -59,7 +58,7 @@ BLOCKING = (
 def in_child(cluster, in_flight, answered, records):
     for call in calls_of(cluster):
         refused(call)
-    refused(cluster.admin.sessions)
+    refused(cluster.sessions)
     for listing in (cluster.read_range(0, 9), cluster.tail(0), records):
         refused(next, listing)
     refused(in_flight.result)
@@ -93,7 +92,7 @@ def main():
     with quire.connect_sync(server) as cluster:
         answered = cluster.submit("first")
         assert answered.result() == 1
-        cluster.admin.ready(server)
+        cluster.ready(server)
         records = cluster.tail(0)
         in_flight = cluster.submit("in flight")
         print("sent", flush=True)
@@ -123,7 +122,7 @@ leaving = threading.Thread(target=cluster.__exit__, args=(None, None, None))
 leaving.start()
 try:
     while True:
-        cluster.admin.ready(server)
+        cluster.ready(server)
 except RuntimeError:
     pass  # It waits for the answer, and then closes.
 print("sent", flush=True)
@@ -147,7 +146,7 @@ async def main():
     before = {each for each in descriptors() if each.startswith("socket:")}  # The loop's own.
     async with quire.connect(server) as cluster:
         assert await cluster.apply("first") == 1
-        await cluster.admin.ready(server)
+        await cluster.ready(server)
         in_flight = await cluster.submit("in flight")
         print("sent", flush=True)
         await asyncio.sleep(0)
@@ -160,7 +159,7 @@ async def main():
                     assert "open another client in the child" in str(error)
                 else:
                     raise AssertionError(call)
-            for listing in (cluster.read_range(0, 9), cluster.tail(0), cluster.admin.sessions()):
+            for listing in (cluster.read_range(0, 9), cluster.tail(0), cluster.sessions()):
                 try:
                     await anext(listing)
                 except ForkedClient:

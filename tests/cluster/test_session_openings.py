@@ -67,7 +67,7 @@ async def end_of_log(cluster: RunningCluster) -> int:
 
 async def close_all(cluster: RunningCluster) -> None:
     async with connect(cluster.address("n1")) as client:
-        await client.admin.close_sessions([row["session"] async for row in client.admin.sessions()])
+        await client.close_sessions([row["session"] async for row in client.sessions()])
 
 
 @EVERYWHERE

@@ -226,7 +226,7 @@ async def test_sessions_are_listed_in_pages_and_closed_together(cluster: Running
             async with connect(cluster.address(at), session=f"{prefix}{number}") as holder:
                 await holder.apply(["add", 0])
                 ids.append((await holder.session()).id)
-        rows = [row async for row in client.admin.sessions(prefix)]
+        rows = [row async for row in client.sessions(prefix)]
         assert [(row["session"], row["name"], row["sequence"]) for row in rows] == [
             (session, f"{prefix}{number}", 1) for number, session in enumerate(ids)
         ]
@@ -234,6 +234,6 @@ async def test_sessions_are_listed_in_pages_and_closed_together(cluster: Running
         page = await cluster.ask(at, "GET", f"/sessions?after={ids[0]}&limit=2&prefix={quote(prefix)}")
         assert [row["session"] for row in page.document["sessions"]] == ids[1:3]
         assert page.document["next"] == ids[2]
-        assert await client.admin.close_sessions([*ids[:3], 999_999]) == ids[:3]
-        assert [row["session"] async for row in client.admin.sessions(prefix)] == ids[3:]
-        await client.admin.close_sessions(ids)
+        assert await client.close_sessions([*ids[:3], 999_999]) == ids[:3]
+        assert [row["session"] async for row in client.sessions(prefix)] == ids[3:]
+        await client.close_sessions(ids)

@@ -76,11 +76,11 @@ async def test_a_tail_without_an_index_yields_only_new_records(three: RunningClu
         await cluster.append("before")
         tail = cluster.pages.tail(None)
         following = asyncio.create_task(anext(tail))
-        end = (await cluster.admin.status())["commit_index"]
+        end = (await cluster.status())["commit_index"]
         apps = [app for running in three.nodes.values() if (app := running.runner.app)]
         async with asyncio.timeout(DEADLINE_S):
             while not any(len(app[API].long_polls) for app in apps):
-                await cluster.admin.ready(three.address("n1"))
+                await cluster.ready(three.address("n1"))
         await cluster.append("after")
 
         [record] = await following
@@ -194,8 +194,8 @@ async def test_the_blocking_client_returns_what_the_async_client_returns(three: 
             state = cluster.state().state
             assert isinstance(state, list)
             assert state[:2] == ["one", "two"]
-            assert cluster.admin.status()["role"] == "leader"
-            assert cluster.admin.ready(three.address("n2"))
+            assert cluster.status()["role"] == "leader"
+            assert cluster.ready(three.address("n2"))
             assert (answer.result(DEADLINE_S), batch.results) == (4, [5, 6])
             assert cluster.session().sequence == 0
             with pytest.raises(CommandRefused):

@@ -117,7 +117,7 @@ async def test_every_command_escapes_what_the_log_holds(tmp_path: Path) -> None:
         assert '{"a[red]\\u001b' in "".join(shown_state.stdout.split())
 
         assert SHOWN in await quire("session", "open", HOSTILE)
-        [session] = [row["session"] async for row in client.admin.sessions(HOSTILE[:3])]
+        [session] = [row["session"] async for row in client.sessions(HOSTILE[:3])]
         assert SHOWN in await quire("session", "list", "--prefix", HOSTILE[:3])
         assert json.loads(await quire("session", "show", str(session), "--json"))["name"] == HOSTILE
         assert SHOWN in await quire("session", "show", str(session))

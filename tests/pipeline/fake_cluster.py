@@ -97,7 +97,6 @@ class SessionClient(AbstractAsyncContextManager["SessionClient"]):
 
     def __init__(self, cluster: FakeCluster) -> None:
         self._cluster = cluster
-        self.admin = SessionAdmin(cluster)
         self._session: Session | None = None
         self._next = 0
         self._unanswered = 0
@@ -151,13 +150,6 @@ class SessionClient(AbstractAsyncContextManager["SessionClient"]):
             future.set_exception(error(*refused[0][1:]))
         else:
             future.set_result(BatchReply(applied.index, applied.epoch, applied.results, refused))
-
-
-class SessionAdmin:
-    """What `sending` uses of the client's `admin`."""
-
-    def __init__(self, cluster: FakeCluster) -> None:
-        self._cluster = cluster
 
     async def session_status(self, session: int, /) -> SessionStatus:
         found = self._cluster.applier.sessions.find(session)

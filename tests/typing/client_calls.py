@@ -71,8 +71,8 @@ async def reads(cluster: Client, consistency: Consistency) -> None:
     assert_type(state, State)
     assert_type(state.applied_index, int)
     assert_type(state.digest, str)
-    assert_type(await cluster.admin.status(), Status)
-    assert_type(await cluster.admin.ready("127.0.0.1:7001"), bool)
+    assert_type(await cluster.status(), Status)
+    assert_type(await cluster.ready("127.0.0.1:7001"), bool)
 
 
 async def administration(cluster: Client) -> None:
@@ -82,13 +82,13 @@ async def administration(cluster: Client) -> None:
     assert_type(session.name, str | None)
     assert_type(session.sequence, int)
     assert_type(await cluster.resume_at(session.sequence), Session)
-    assert_type(await cluster.admin.session_status(session.id), SessionStatus)
-    assert_type(await cluster.admin.close_session(session.id), SessionClosed)
-    assert_type(await cluster.admin.transfer(), str)
-    assert_type(await cluster.admin.members(), Members)
-    assert_type(await cluster.admin.promote("n3"), list[int])
-    assert_type(await cluster.admin.take_snapshot("127.0.0.1:7001"), SnapshotTaken)
-    assert_type(await cluster.admin.expire("127.0.0.1:7001", dry_run=True), SegmentsExpired)
+    assert_type(await cluster.session_status(session.id), SessionStatus)
+    assert_type(await cluster.close_session(session.id), SessionClosed)
+    assert_type(await cluster.transfer(), str)
+    assert_type(await cluster.members(), Members)
+    assert_type(await cluster.promote("n3"), list[int])
+    assert_type(await cluster.take_snapshot("127.0.0.1:7001"), SnapshotTaken)
+    assert_type(await cluster.expire("127.0.0.1:7001", dry_run=True), SegmentsExpired)
 
 
 async def connecting() -> None:
@@ -118,11 +118,11 @@ def blocking(cluster: BlockingClient) -> None:
     tail.close()
     assert_type(cluster.query(None, "leader"), Value)
     assert_type(cluster.state(), State)
-    assert_type(cluster.admin.status(), Status)
+    assert_type(cluster.status(), Status)
     assert_type(cluster.session(), Session)
-    assert_type(cluster.admin.transfer("n2"), str)
-    assert_type(cluster.admin.promote("n3"), list[int])
-    assert_type(cluster.admin.ready("127.0.0.1:7001"), bool)
+    assert_type(cluster.transfer("n2"), str)
+    assert_type(cluster.promote("n3"), list[int])
+    assert_type(cluster.ready("127.0.0.1:7001"), bool)
 
 
 def errors(error: ClientError) -> None:

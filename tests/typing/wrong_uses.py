@@ -22,7 +22,7 @@ async def arguments(cluster: Client) -> None:
     await cluster.query(None, "eventual")  # type: ignore[arg-type]
     await cluster.read("7")  # type: ignore[arg-type]
     await cluster.apply_batch(7)  # type: ignore[arg-type]
-    await cluster.admin.expire("127.0.0.1:7001", True)  # type: ignore[call-arg]
+    await cluster.expire("127.0.0.1:7001", True)  # type: ignore[call-arg]
 
 
 def connecting() -> None:
