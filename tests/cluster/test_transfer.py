@@ -105,6 +105,10 @@ class Linked:
     """What the leadership of n1 asks of its replica."""
 
     disk_answers = True
+    commit_index = 7
+
+    def tick_if_frozen(self) -> None:
+        pass
 
     def __init__(self, disk_id: bytes) -> None:
         self.links = {"n2"}
@@ -232,3 +236,29 @@ async def test_the_history_of_leaders_says_why(tmp_path: Path) -> None:
         followed = [row["leader"] for row in history["n3"] if row["leader"]]
         changes = 1 + sum(one != other for one, other in pairwise(followed))
         assert f"quire_leader_changes_total {float(changes)}" in await metrics(cluster, "n3")
+
+
+@pytest.mark.parametrize(
+    ("then", "given_up"),
+    [
+        (RoleChanged(NodeRole.FOLLOWER, 2, "n2", False, "another was elected"), [(7, "another was elected")]),
+        (RoleChanged(NodeRole.FOLLOWER, 2, "n2", False, ""), [(7, "this node no longer leads epoch 1")]),
+        (RoleChanged(NodeRole.LEADER, 3, "n1", False, ""), [(7, "this node no longer leads epoch 1")]),
+        (RoleChanged(NodeRole.LEADER, 1, "n1", True, "it serves"), []),
+    ],
+    ids=["with a reason", "without one", "elected again", "the same leadership"],
+)
+async def test_writes_are_given_up_above_the_commit_index_when_the_leadership_they_were_appended_in_ends(
+    then: RoleChanged, given_up: list[tuple[int, str]]
+) -> None:
+    found: list[tuple[int, str]] = []
+    leadership = Leadership("n1", 0.1, 1.0, Health())
+    replica = Linked(b"another disk id.")
+    leadership.run(cast("Any", replica), lambda commit_index, reason: found.append((commit_index, reason)))
+    leadership.role_changed(RoleChanged(NodeRole.LEADER, 1, "n1", False, "elected"))
+    assert (leadership.is_leader, found) == (False, [])
+
+    leadership.role_changed(then)
+
+    assert found == given_up
+    await leadership.stop()
