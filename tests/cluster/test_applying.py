@@ -49,6 +49,16 @@ def applying_of(log: Log, applier: Applier, told: Told) -> Applying:
     return applying
 
 
+def test_the_digest_that_a_machine_starts_with_is_compared_with_others() -> None:
+    digests, told = Digests(lambda *_: None), Told()
+    applier = Applier(ArithmeticMachine())
+    Applying(open_log(Disk()), applier, Visibility()).connect(ApplyPorts(told, digests, told, told))
+
+    digests.reported("n2", applier.applied_index, b"another digest..")
+
+    assert set(digests.differing) == {"n2"}
+
+
 @pytest.mark.asyncio
 async def test_what_is_committed_is_applied_once_the_log_can_be_read_again_and_nothing_fails_before() -> None:
     disk = Disk()
