@@ -10,7 +10,7 @@ import pytest
 
 import quire
 from quire.cluster.client import Client
-from quire.cluster.errors import TransferFailed
+from quire.cluster.errors import NodeStopping, TransferFailed
 from quire.cluster.http.routes.admin import BODY_BYTES
 from quire.cluster.node.health import Health
 from quire.cluster.node.leadership import Leadership
@@ -262,3 +262,11 @@ async def test_writes_are_given_up_above_the_commit_index_when_the_leadership_th
 
     assert found == given_up
     await leadership.stop()
+
+
+async def test_a_node_that_stops_answers_nothing_as_the_leader_from_then_on(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1) as cluster:
+        leadership = cluster.nodes["n1"].node.leadership
+        assert leadership.not_leader() is None
+        await cluster.stop("n1")
+        assert type(leadership.not_leader()) is NodeStopping

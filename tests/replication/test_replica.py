@@ -10,6 +10,7 @@ from quire.log import DiskFull, Kind, encode_blob, wall_clock
 from quire.log.simulated import faulty
 from quire.replication import Promise, Reason, Write
 from quire.replication.core import events
+from quire.replication.core.changing import NotLeading
 from quire.replication.core.election import Phase
 from quire.replication.core.fitness import Level
 from quire.replication.core.messages import Last, PreVoteAnswer
@@ -292,14 +293,18 @@ async def test_a_stopped_replica_rejects_a_write() -> None:
         assert node.owner.halts == []
 
 
-async def test_a_stopped_replica_answers_a_read() -> None:
+async def test_a_stopped_replica_answers_a_read_a_transfer_and_a_change_of_members() -> None:
     async with alone() as node:
         await node.replica.stop()
 
         node.replica.driver.ask_read(7)
+        node.replica.driver.transfer("n2")
+        node.replica.driver.promote(3, "n2", "n2:1")
         await turns(20)
 
         assert node.owner.reads == {7: None}
+        assert node.owner.transfers == ["this node has stopped"]
+        assert node.owner.changes == {3: NotLeading()}
 
 
 async def test_every_write_that_waits_when_a_replica_stops_is_placed_or_rejected() -> None:
