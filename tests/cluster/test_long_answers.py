@@ -12,6 +12,7 @@ from quire.cluster.client import CommandRefused, ResultsCut, connect
 from quire.cluster.http.answer_size import VALUES_LIMIT, results_within, size_up_to
 from quire.cluster.node.writing import WriteReply
 from quire.log import pack
+from quire.log.json_text import to_json
 from tests.cluster.running import RunningCluster, running_cluster
 from tests.packed import unpacked
 
@@ -98,6 +99,14 @@ async def test_no_more_than_the_limit_is_encoded_to_find_the_cut() -> None:
     refused = [[position, "NO", VALUE] for position in range(10_000)]
     refusals = WriteReply(0, 1, 10_000, [None] * 10_000, refused, 9_000_000)
     assert 100 <= results_within(refusals, 100_000, encode) < 111
+
+
+async def test_results_that_fit_as_msgpack_may_be_too_long_as_json() -> None:
+    results: list[Any] = ["\x01" * 900] * 10
+    size = len(pack(results))
+    assert WriteReply(0, 1, 10, results, [], size).surely_fits(6 * size)
+    assert not WriteReply(0, 1, 10, results, [], size).surely_fits(6 * size - 1)
+    assert results_within(WriteReply(0, 1, 10, results, [], size), 2 * size, to_json) == 3
 
 
 async def test_the_size_of_a_value_is_counted_up_to_the_limit_and_no_further() -> None:
