@@ -146,7 +146,7 @@ class Snapshots(TypedDict):
     kept: list[KeptSnapshot]
     taking: int | None
     pause_ms: float
-    failure: str | None
+    failure: str
     overdue_seconds: float
     damaged: list[str]
 
@@ -157,7 +157,7 @@ class Install(TypedDict):
     index: int | None
     chunks: int
     fetched_chunks: int
-    failure: str | None
+    failure: str
 
 
 class Hold(TypedDict):
@@ -171,8 +171,8 @@ class Hold(TypedDict):
 class Expiry(TypedDict):
     """What has expired from a node's log, what expires next, and what is held."""
 
-    retention_bytes: int | None
-    retention_ms: int | None
+    retention_bytes: int
+    retention_ms: int
     expired_segments: int
     due: Expirable
     held: Expirable

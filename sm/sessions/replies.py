@@ -21,6 +21,7 @@ Block boundaries and sizes depend on the log alone, and everything is plain data
 `AllReplies` counts the bytes of all sessions, and keeps them in the order of use.
 """
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -266,10 +267,12 @@ class Replies:
             del starts[0], blocks[0]
 
 
-class AllReplies:
+class AllReplies(ABC):
     """The replies of all open sessions: in `replies` by session, the least recently used first. `size`: their bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, sessions_bytes: int) -> None:
+        """They take at most `sessions_bytes`."""
+        self.sessions_bytes = sessions_bytes
         self.size = 0
         self.replies: OrderedDict[int, Replies] = OrderedDict()
         # The sessions without a name, in the same order.
@@ -283,8 +286,14 @@ class AllReplies:
             self._unnamed.move_to_end(session)
 
     def grew(self, size: int) -> None:
-        """Account for `size` more bytes of replies."""
+        """Account for `size` more bytes of replies; make room if there are too many."""
         self.size += size
+        if self.size > self.sessions_bytes:
+            self._make_room()
+
+    @abstractmethod
+    def _make_room(self) -> None:
+        """Drop replies until they take no more than `sessions_bytes`."""
 
 
 def sheet_of_frame(frame: Frame, packed_reply: bytes) -> bytes:

@@ -110,8 +110,6 @@ class Verdicts:
             for replies in others:
                 replies.record(commands, results, refused_at, bounds, size_of)
         sessions.grew(sum(replies.size for replies in executing) - before)
-        if sessions.size > sessions.sessions_bytes:
-            sessions.make_room()
 
     def _share(self, frame: Frame, packed_reply: bytes, bounds: Bounds) -> list[Replies]:
         """Record the frame's own bytes with the sessions that have enough of its commands; return the others."""

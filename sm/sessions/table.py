@@ -79,11 +79,10 @@ class Sessions(AllReplies):
         sessions_bytes: int = SESSIONS_BYTES,
         session_ttl_s: int = SESSION_TTL_S,
     ) -> None:
-        super().__init__()
+        super().__init__(sessions_bytes)
         self.session_window = session_window
         self.max_sessions = max_sessions
         self.session_bytes = session_bytes
-        self.sessions_bytes = sessions_bytes
         self.session_ttl_s = session_ttl_s
         """After how many seconds a session expires, 0: never."""
         self.expiring_since: int | None = None
@@ -227,8 +226,7 @@ class Sessions(AllReplies):
         """Restore fenced ids, in the order of `all_fenced`."""
         self._fenced.update(pairs)
 
-    def make_room(self) -> None:
-        """Drop replies until they take no more than `sessions_bytes`."""
+    def _make_room(self) -> None:
         while self.size > self.sessions_bytes and self._evict(holding=1):
             pass
         if self.size > self.sessions_bytes:
