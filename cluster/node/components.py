@@ -226,7 +226,7 @@ class Components:
         applying = Applying(log, applier, node.visibility)
         pending = Pending(node.write_counts, leadership.not_leader, lambda: log.tail.index)
         health.on_halt(pending.end)
-        health.judge = log.watch.judge_failure
+        health.missing_files = log.watch.judge_failure
         checker = resources.machine_type(genesis.initial)  # Not the applier's: an install replaces that one.
         counts, payload_limit = node.write_counts, genesis.payload_bytes
         writing = Writing(checker, leadership, applying, replica.driver, counts, payload_limit)

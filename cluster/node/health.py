@@ -27,7 +27,7 @@ class Health:
         """Why it has halted but its process stays: its descriptors may be all that holds its files."""
         self.ended = asyncio.Event()
         """Set when the node has halted, unless it is stranded."""
-        self.judge: Callable[[], str] = lambda: ""
+        self.missing_files: Callable[[], str] = lambda: ""
         """Gives the reason if the log's files are missing; empty if they are in place."""
         self._on_halt: list[Callable[[str], None]] = []
 
@@ -44,7 +44,7 @@ class Health:
     def halted(self, reason: str) -> None:
         """Stop serving permanently. Set `ended` for the process that runs the node, unless its files are missing."""
         if self.failure is None:
-            self.stranded = self.judge()
+            self.stranded = self.missing_files()
             self.failure = reason = self.stranded or reason
             journal.error("halted", reason=reason)
             for call in reversed(self._on_halt):

@@ -16,8 +16,8 @@ from quire.sm import Applied, Manifest
 
 from .clock import Reached
 from .form import Form
-from .judged import Judged
 from .machine import Model
+from .observed import ObservedNode
 from .shadow import Held, HeldMark, HeldPromise, Named, mark_in, marks_in, promise_in
 
 
@@ -93,7 +93,7 @@ class Seen:
 class Checks:
     """Checks one history: the nodes call it as they act."""
 
-    def __init__(self, nodes: Iterable[Judged], form: Form, trace: list[str], model: Model) -> None:
+    def __init__(self, nodes: Iterable[ObservedNode], form: Form, trace: list[str], model: Model) -> None:
         self.nodes = list(nodes)
         self._form = form
         self.counts = Counts()
@@ -116,7 +116,7 @@ class Checks:
         self._reached = Reached()
         self._trace = trace
 
-    def of(self, node: Judged) -> Seen:
+    def of(self, node: ObservedNode) -> Seen:
         """What was last seen of a node's present disk."""
         seen = self.seen.get(node.disk_id)
         if seen is None:
@@ -125,7 +125,7 @@ class Checks:
 
     # Life and death
 
-    def started(self, node: Judged) -> None:
+    def started(self, node: ObservedNode) -> None:
         """Check a node that recovered: it has what was durable, and the promise that it gave."""
         seen, shadow, log = self.of(node), node.shadow, node.running.log
         shadow.read_all()
@@ -163,7 +163,7 @@ class Checks:
         self.commits(node)
         self._restored(node, seen)
 
-    def _restored(self, node: Judged, seen: Seen) -> None:
+    def _restored(self, node: ObservedNode, seen: Seen) -> None:
         """Check that a node continues from a complete snapshot of committed records."""
         process = node.running
         if process.snapshots.damaged:
@@ -185,7 +185,7 @@ class Checks:
                 "a snapshot holds the state of its index", node.node_id, process.machine.applier.state(), state
             )
 
-    def snapshot_taken(self, node: Judged, manifest: Manifest) -> None:
+    def snapshot_taken(self, node: ObservedNode, manifest: Manifest) -> None:
         """Rules 7 and 16: a snapshot is of committed, durable records, at a frame boundary, and equal on all nodes."""
         tail, boundary = manifest.boundary.tail, manifest.boundary
         place = self._committed_place(tail.index)
@@ -203,12 +203,12 @@ class Checks:
             seen.snapshot_index = tail.index
             self.counts.snapshots += 1
 
-    def _snapshot_on(self, node: Judged) -> int:
+    def _snapshot_on(self, node: ObservedNode) -> int:
         """The index of the newest snapshot on a node's disk; 0 if there is none."""
         names = node.disk.names("snapshots") if "snapshots" in node.disk.names() else []
         return max((int(name) for name in names if name.isdigit()), default=0)
 
-    def below(self, node: Judged, first: int, crc: int) -> list[Held]:
+    def below(self, node: ObservedNode, first: int, crc: int) -> list[Held]:
         """Rule 16: a log that begins at `first` begins after committed frames, and a snapshot has what is below."""
         place = self._committed_place(first)
         if place is None or self.committed[place].crc32c != crc:
@@ -217,7 +217,7 @@ class Checks:
             raise Violation("rule 16: a snapshot holds what is below the log", node.node_id, first)
         return self.committed[: place + 1]
 
-    def needed(self, node: Judged) -> int:
+    def needed(self, node: ObservedNode) -> int:
         """Rule 16: where a node's log must begin at the latest, for its installs and, up to a limit, its streams."""
         process, most = node.running, self._form.retention_follower_bytes
         leader, end = process.core.status().leader, process.log.durable_index
@@ -227,7 +227,7 @@ class Checks:
         kept = [at for at in shipped if at >= end or process.log.lookup.bytes_between(at, end) <= most]
         return min([end, *kept, *(install.snapshot_index for install in leader.installs)])
 
-    def expired(self, node: Judged, before: int, needed: int) -> None:
+    def expired(self, node: ObservedNode, before: int, needed: int) -> None:
         """Rule 16: only what is below the older of two snapshots, and below what streams and installs need, expires."""
         self.looked(node)
         lowest, process = node.running.log.bounds.lowest_index, node.running
@@ -240,7 +240,7 @@ class Checks:
         if lowest > needed:
             raise Violation("rule 16: below what streams and installs need", node.node_id, lowest, needed)
 
-    def installed(self, node: Judged, index: int) -> None:
+    def installed(self, node: ObservedNode, index: int) -> None:
         """Rules 2 and 16: an install needs its leader's promise, and lowers neither durable_index nor commit_index."""
         seen, core = self.of(node), node.running.core
         self.counts.installs += 1
@@ -267,7 +267,7 @@ class Checks:
         place = bisect_left(self.ends, index)
         return place if place < len(self.ends) and self.ends[place] == index else None
 
-    def died(self, node: Judged) -> None:
+    def died(self, node: ObservedNode) -> None:
         """Note the end of a node's process."""
         seen = self.of(node)
         self.looked(node)
@@ -276,7 +276,7 @@ class Checks:
 
     # After a step
 
-    def stepped(self, node: Judged, event: events.Event | events.AppendResult) -> None:
+    def stepped(self, node: ObservedNode, event: events.Event | events.AppendResult) -> None:
         """Check a node after a step of its core: an event, or the result of an append."""
         self.counts.steps += 1
         process, seen = node.running, self.of(node)
@@ -301,7 +301,7 @@ class Checks:
             self._members(node)
         seen.promised_epoch = core.promise.epoch
 
-    def _stamped(self, node: Judged, event: events.Event | events.AppendResult) -> None:
+    def _stamped(self, node: ObservedNode, event: events.Event | events.AppendResult) -> None:
         """Rule 5: what a leader appends has the time of a majority's clocks, known to within an election timeout."""
         process, reached = node.running, self._reached
         reached.note(node.node_id, node.clocks.clock())
@@ -310,7 +310,7 @@ class Checks:
             if process.log.tail.timestamp > time + self._form.core.election_timeout_us:
                 raise Violation("rule 5: a timestamp is a majority's time", node.node_id, process.log.tail, time)
 
-    def commits(self, node: Judged) -> None:
+    def commits(self, node: ObservedNode) -> None:
         """Check a node's commit_index, as far as its files reach."""
         seen, process = self.of(node), node.running
         commit_index = process.core.commit_index
@@ -323,7 +323,7 @@ class Checks:
                 self._durable(node, seen)
             self._commit(node, seen)
 
-    def looked(self, node: Judged) -> None:
+    def looked(self, node: ObservedNode) -> None:
         """Check a node's disk, if it changed."""
         seen, shadow, disk = self.of(node), node.shadow, node.disk
         if disk.operations == seen.operations:
@@ -342,7 +342,7 @@ class Checks:
         if "promise" in written:
             self._promise(node, seen)
 
-    def _note_frames(self, node: Judged, place: int) -> None:
+    def _note_frames(self, node: ObservedNode, place: int) -> None:
         """Raft 5.3, Log Matching: one leader an epoch writes one frame at an index, after one and the same log."""
         for held in node.shadow.frames[place:]:
             known = self.frames.setdefault((held.first, held.epoch), held.crc32c)
@@ -352,7 +352,7 @@ class Checks:
                 self._changes.add(held.crc32c)
                 self._members_changed(node, node.shadow.named[held.crc32c])
 
-    def _members_changed(self, node: Judged, named: Named) -> None:
+    def _members_changed(self, node: ObservedNode, named: Named) -> None:
         """Rule 15, where a record of members stands for the first time: on the leader that appends it."""
         before = node.shadow.members_below(named.first)
         if len(before.voters ^ named.voters) > 1:
@@ -363,14 +363,14 @@ class Checks:
         if named.epoch not in self.epochs:
             raise Violation("rule 15: after epoch_start is committed", node.node_id, named)
 
-    def _members(self, node: Judged) -> None:
+    def _members(self, node: ObservedNode) -> None:
         """Rule 15: the last record of members in the log counts, from its append until it is truncated."""
         known = frozenset((voter.node_id, voter.disk_id) for voter in node.running.core.members.voters())
         named = node.shadow.members_below(node.shadow.end)
         if known != named.voters:
             raise Violation("rule 15: the members are those in the log", node.node_id, sorted(known), named)
 
-    def _truncated(self, node: Judged, seen: Seen, place: int, held: Held) -> None:
+    def _truncated(self, node: ObservedNode, seen: Seen, place: int, held: Held) -> None:
         """Rule 9: what is truncated was never committed."""
         seen.has_truncated = False
         self.counts.truncations += 1
@@ -381,7 +381,7 @@ class Checks:
             seen.durable_index = node.running.log.durable_index
             seen.durable_crc = self._crc_before(node, seen.durable_index)
 
-    def _crc_before(self, node: Judged, index: int) -> int:
+    def _crc_before(self, node: ObservedNode, index: int) -> int:
         place = node.shadow.place_of_end(index)
         if place is None and index <= self._snapshot_on(node):
             # It died while its log was reset after a snapshot, which holds the records below.
@@ -391,7 +391,7 @@ class Checks:
             raise Violation("indices are frame boundaries", node.node_id, index, node.shadow.ends[-3:])
         return node.shadow.frames[place].crc32c if place >= 0 else 0
 
-    def _durable(self, node: Judged, seen: Seen) -> None:
+    def _durable(self, node: ObservedNode, seen: Seen) -> None:
         """Every record below durable_index survives a power loss on this node."""
         durable = node.running.log.durable_index
         if (lost := node.shadow.unsynced_below(durable)) is not None:
@@ -400,14 +400,14 @@ class Checks:
 
     # Promises and marks
 
-    def _promise_on_disk(self, node: Judged) -> HeldPromise:
+    def _promise_on_disk(self, node: ObservedNode) -> HeldPromise:
         """The promise that would remain after a power loss that takes everything unsynced."""
         promise = promise_in(node.disk.durable_content("promise"))
         if promise is None:
             raise Violation("rule 1: a slot of the promise is always valid", node.node_id)
         return promise
 
-    def _promise(self, node: Judged, seen: Seen) -> None:
+    def _promise(self, node: ObservedNode, seen: Seen) -> None:
         """Rule 1: a new promise is for a higher epoch, or for the elected leader of the same epoch."""
         promise = promise_in(node.disk.content("promise"))
         self._survived(node, seen)
@@ -425,7 +425,7 @@ class Checks:
                 )
         seen.promise = promise
 
-    def _mark(self, node: Judged, seen: Seen) -> None:
+    def _mark(self, node: ObservedNode, seen: Seen) -> None:
         """The mark (`log/DESIGN.md`): commit_index is at most durable_index; generation and commit_index only grow."""
         marks = marks_in(node.disk.content("mark"))
         mark = max(marks, key=lambda one: one.generation, default=None)
@@ -444,7 +444,7 @@ class Checks:
         seen.mark = mark
         self._survived(node, seen)
 
-    def _survived(self, node: Judged, seen: Seen) -> None:
+    def _survived(self, node: ObservedNode, seen: Seen) -> None:
         """What a power loss would leave of promise and mark never falls; what was not synced may be lost."""
         promise, mark = self._promise_on_disk(node), mark_in(node.disk.durable_content("mark"))
         if promise.epoch < seen.synced_promise.epoch:
@@ -453,7 +453,7 @@ class Checks:
             raise Violation("a synced mark survives", node.node_id, seen.synced_mark, mark)
         seen.synced_promise, seen.synced_mark = promise, mark
 
-    def sent(self, node: Judged, message: PeerMessage) -> None:
+    def sent(self, node: ObservedNode, message: PeerMessage) -> None:
         """Rule 1: a promise in an answer is on the disk of the node that answers."""
         match message:
             case VoteAnswer(asked, True):
@@ -481,11 +481,11 @@ class Checks:
             case _:
                 pass
 
-    def _answered(self, node: Judged, epoch: int) -> None:
+    def _answered(self, node: ObservedNode, epoch: int) -> None:
         seen = self.of(node)
         seen.answered_epoch = max(seen.answered_epoch, epoch)
 
-    def acknowledged(self, node: Judged, ack: Ack, epoch: int, leader_id: str) -> None:
+    def acknowledged(self, node: ObservedNode, ack: Ack, epoch: int, leader_id: str) -> None:
         """Rules 1, 2 and 8: an ack covers what is durable here and equal to the leader's log, under its promise.
 
         `epoch` is that of the stream's promise; `leader_id` is empty if the leader's process has ended.
@@ -508,7 +508,7 @@ class Checks:
 
     # Leaders and commits
 
-    def _leads(self, node: Judged, epoch: int, incarnation: int) -> None:
+    def _leads(self, node: ObservedNode, epoch: int, incarnation: int) -> None:
         """Rules 1 and 5: one leader per epoch, and it has all that was committed before (Raft 5.4.3)."""
         voters = node.shadow.members_below(node.shadow.end).voters
         if (node.node_id, node.disk_id) not in voters:
@@ -528,7 +528,7 @@ class Checks:
         self.counts.elections += 1
         self.elections[epoch] = Election(node.node_id, incarnation, [held.crc32c for held in frames])
 
-    def _commit(self, node: Judged, seen: Seen) -> None:
+    def _commit(self, node: ObservedNode, seen: Seen) -> None:
         """Rule 7; and a committed record never changes."""
         index = min(node.running.core.commit_index, node.shadow.end)
         place = node.shadow.place_of_end(index)
@@ -543,7 +543,7 @@ class Checks:
             self._extend(node, frames[len(self.committed) : place + 1])
         seen.commit_index, seen.commit_place = index, place
 
-    def _extend(self, node: Judged, frames: list[Held]) -> None:
+    def _extend(self, node: ObservedNode, frames: list[Held]) -> None:
         led, index = node.running.core.leading_promise or self.of(node).leading, frames[-1].end
         if led is None:  # It may have led until this step, in which it committed and then promised another.
             raise Violation("a leader commits first", node.node_id, index)
@@ -573,13 +573,13 @@ class Checks:
         durable_index = self.seen[disk_id].durable_index if disk_id in self.seen else 0
         return place < len(frames) and frames[place] == held and durable_index >= held.end
 
-    def lost_disk(self, node: Judged) -> None:
+    def lost_disk(self, node: ObservedNode) -> None:
         """Note the loss of a node's disk: what it acknowledged may still count."""
         self._lost[node.disk_id] = list(node.shadow.frames)
 
     # Applying
 
-    def applied(self, node: Judged, frame: Frame, applied: Applied, digest: bytes) -> None:
+    def applied(self, node: ObservedNode, frame: Frame, applied: Applied, digest: bytes) -> None:
         """Rules 7 and 17: only committed, durable records are applied; digests are equal at equal index."""
         seen = self.of(node)
         seen.applied_place += 1

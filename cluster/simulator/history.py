@@ -179,7 +179,7 @@ class History:
     def _nominate(self, count: int) -> None:
         """The control plane after the faults: nominate one voter after the other until one serves."""
         voters = [node for node in self.nodes if node.counts]
-        if self.is_nominating and not any(node.process and node.process.standing.role.serving for node in voters):
+        if self.is_nominating and not any(node.process and node.process.role_state.role.serving for node in voters):
             candidate = voters[count % len(voters)]
             for node in voters:
                 node.nominated = node is candidate
@@ -199,7 +199,7 @@ class History:
 
     def _is_settled(self) -> bool:
         running = [node.process for node in self.nodes if node.process is not None]
-        served = any(process.standing.role.serving for process in running)
+        served = any(process.role_state.role.serving for process in running)
         is_idle = all(client.is_idle for client in self.clients) and not self.nemesis.promoting
         if not served or len(running) < len(self.nodes) or not is_idle:
             return False
@@ -219,7 +219,7 @@ class History:
             return f"{node.node_id}: down"
         process, status = node.running, node.running.core.status()
         return (
-            f"{node.node_id}: {process.standing.role.role} {status.promise} tail {process.log.tail[:2]} durable "
+            f"{node.node_id}: {process.role_state.role.role} {status.promise} tail {process.log.tail[:2]} durable "
             f"{process.log.durable_index} commit {status.commit_index} applied {process.machine.applier.applied_index} "
             f"follows {status.following} matched {status.is_matched} nominated {node.nominated}"
         )

@@ -88,7 +88,7 @@ class FullCluster:
 
     @property
     def leader(self) -> Node | None:
-        return next((node for node in self.nodes if node.process and node.process.standing.role.serving), None)
+        return next((node for node in self.nodes if node.process and node.process.role_state.role.serving), None)
 
     @property
     def levels(self) -> list[Level]:

@@ -11,7 +11,7 @@ from quire.sm import SnapshotStore
 from ...compaction.retention import Limits, Retention
 from ..clock import MILLISECOND
 from .life import Life
-from .standing import Health
+from .role import Health
 from .writes import Proposer
 
 EXPIRY_US = 150 * MILLISECOND

@@ -10,12 +10,12 @@ from quire.sm import Sessions
 from ..checks import Checks
 from ..clock import Schedule
 from ..form import Form
-from ..judged import Judged
 from ..machine import Tally
 from ..network import End
+from ..observed import ObservedNode
 
 
-class Host(End, Judged, Protocol):
+class Host(End, ObservedNode, Protocol):
     """The machine on which a process runs: an end of the network, and what the checks look at."""
 
 

@@ -20,9 +20,9 @@ from .expiring import Expiring
 from .installing import Installing
 from .life import Life
 from .reads import Queue, Reads
+from .role import Health, RoleState
 from .snapshotting import Snapshotting
 from .sockets import SimSockets
-from .standing import Health, Standing
 from .writes import Proposer, Writes
 
 
@@ -52,7 +52,7 @@ class Process:
     machine: Applying
     writes: Writes
     reads: Reads
-    standing: Standing
+    role_state: RoleState
     health: Health
     expiring: Expiring
     invariants: Invariants = field(default_factory=Invariants)
@@ -96,14 +96,14 @@ def recover(
         Pending(WriteCounts(), lambda: None, lambda: log.tail.index),
         Queue(),
     )
-    standing = Standing(core, pending, changed)
-    writes = Writes(life, pending, standing, health)
+    role_state = RoleState(core, pending, changed)
+    writes = Writes(life, pending, role_state, health)
     machine = Applying(life, log, applier, pending, readers, Snapshotting(life, core, snapshots))
     reads = Reads(life, readers, machine)
     installing = Installing(life, network, snapshots, machine)
-    ports: Ports[Proposer] = Ports(writes, reads, machine, standing, standing, installing, health)
+    ports: Ports[Proposer] = Ports(writes, reads, machine, role_state, role_state, installing, health)
     sockets = SimSockets(life, network, act)
     driver = WatchedDriver(core, disk, sockets, sockets, device)
     driver.connect(ports)
     expiring = Expiring(life, disk, core, driver, snapshots, health)
-    return Process(log, core, driver, snapshots, machine, writes, reads, standing, health, expiring)
+    return Process(log, core, driver, snapshots, machine, writes, reads, role_state, health, expiring)

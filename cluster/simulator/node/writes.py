@@ -7,7 +7,7 @@ from quire.replication.core import NodeRole, events
 
 from ...node.writing import Pending, Waiter
 from .life import Life
-from .standing import Health, Standing
+from .role import Health, RoleState
 
 
 class Proposer(Waiter, Protocol):
@@ -21,15 +21,15 @@ class Proposer(Waiter, Protocol):
 class Writes:
     """Proposes writes, and tells their owners what happened to them."""
 
-    def __init__(self, life: Life, pending: Pending, standing: Standing, health: Health) -> None:
+    def __init__(self, life: Life, pending: Pending, role_state: RoleState, health: Health) -> None:
         self._life = life
         self._pending = pending
-        self._standing = standing
+        self._role_state = role_state
         self._health = health
 
     def propose(self, write: Write[Proposer]) -> None:
         """Propose a client's write, or reject it at once if this node does not serve."""
-        role = self._standing.role
+        role = self._role_state.role
         if role.role is not NodeRole.LEADER or not role.serving or self._health.halt_reason:
             write.owner.rejected(Reason.NOT_LEADER)
             return

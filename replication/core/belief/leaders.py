@@ -22,7 +22,7 @@ class Records(Protocol):
         ...
 
 
-class Judge(Protocol):
+class OwnState(Protocol):
     """The node that judges: its log, its promise on disk, and where refusals are counted and reported."""
 
     stored_promise: Promise
@@ -38,7 +38,7 @@ class Judge(Protocol):
         ...
 
 
-class Followed(Protocol):
+class FollowedLeader(Protocol):
     """The leader that a node follows."""
 
     leader: Promise
@@ -49,7 +49,7 @@ class Followed(Protocol):
         ...
 
 
-def refuses(state: Judge, own: Promise | None, following: Followed | None, claimed: Promise) -> bool:
+def refuses(state: OwnState, own: Promise | None, following: FollowedLeader | None, claimed: Promise) -> bool:
     """Whether this node knows another leader of the epoch than `claimed`. `own`: this node leads under that promise.
 
     It does if it leads or follows another in that epoch, or has records of it and its stored promise is another's. A

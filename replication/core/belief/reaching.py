@@ -21,7 +21,7 @@ PAUSE_TIMEOUTS = 3
 LED_TIMEOUTS = 10
 
 
-class Reacher(Protocol):
+class OwnState(Protocol):
     """The node that may move: its time in microseconds, its promise, and the alarms that it raises."""
 
     now: int
@@ -40,7 +40,7 @@ class Reacher(Protocol):
 class Reaching:
     """When this node may store a promise of a higher epoch to nobody."""
 
-    def __init__(self, node: Reacher, patience_us: int) -> None:
+    def __init__(self, node: OwnState, patience_us: int) -> None:
         """All times are multiples of `patience_us`, an election timeout."""
         self._node = node
         self._patience_us = patience_us

@@ -1,4 +1,4 @@
-"""A simulated node's standing: its role among the members, and whether it must stop."""
+"""The role of a simulated node among the members, and whether it must stop."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from ..checks import Violation
 from .life import Life
 
 
-class Standing:
+class RoleState:
     """The role of a running node. A leader that loses it answers the writes that wait."""
 
     def __init__(self, core: Core, pending: Pending, changed: Callable[[int, Outcome], None]) -> None:

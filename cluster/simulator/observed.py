@@ -12,14 +12,14 @@ from .form import Condition
 from .shadow import Shadow
 
 
-class JudgedMachine(Protocol):
+class ObservedMachine(Protocol):
     """The machine of a process."""
 
     applier: Applier
     """Another one after an install."""
 
 
-class JudgedProcess(Protocol):
+class ObservedProcess(Protocol):
     """A running process."""
 
     log: Log
@@ -27,12 +27,12 @@ class JudgedProcess(Protocol):
     snapshots: SnapshotStore
 
     @property
-    def machine(self) -> JudgedMachine:
+    def machine(self) -> ObservedMachine:
         """What it has applied."""
         ...
 
 
-class Judged(Protocol):
+class ObservedNode(Protocol):
     """A node."""
 
     node_id: str
@@ -48,11 +48,11 @@ class Judged(Protocol):
         ...
 
     @property
-    def process(self) -> JudgedProcess | None:
+    def process(self) -> ObservedProcess | None:
         """Its process; None while it is down."""
         ...
 
     @property
-    def running(self) -> JudgedProcess:
+    def running(self) -> ObservedProcess:
         """Its process; only while it runs."""
         ...
