@@ -10,14 +10,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, cast
+from typing import cast
 
 import aiohttp
 import structlog
 from aiohttp import ClientWSTimeout, WSMsgType, hdrs, web
 from yarl import URL
 
-from quire.replication.net.sockets import refuse_redirects
+from quire.replication.net.sockets import DialledSocket, refuse_redirects
 
 from ..config.origins import name_in
 from ..errors import LeaderUnreachable, NoLeader, NotLeader, OutcomeUnknown, Overloaded
@@ -79,7 +79,7 @@ class LeaderHop:
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s(self._node)),
             cookie_jar=aiohttp.DummyCookieJar(),
-            ws_response_class=_Upstream,
+            ws_response_class=DialledSocket,
             middlewares=(refuse_redirects,),
         )
         async with requests as self._requests, streams as self._streams:
@@ -177,7 +177,7 @@ class LeaderHop:
             return refusal
         except (aiohttp.ClientError, OSError) as error:
             raise LeaderUnreachable(leader, str(error) or type(error).__name__) from error
-        upstream = cast("_Upstream", connected)
+        upstream = cast("DialledSocket", connected)
         try:
             async with upstream:
                 await socket.prepare(request)
@@ -261,28 +261,6 @@ async def _pump(source: Socket, target: Socket, passed: Callable[[], None]) -> N
             await target.send_str(message.data)  # The leader answers with what is wrong with it.
         else:
             await target.send_bytes(message.data)
-
-
-class _Upstream(aiohttp.ClientWebSocketResponse):
-    """The connection to the leader of a carried stream."""
-
-    def __init__(
-        self,
-        reader: Any,
-        writer: Any,
-        protocol: str | None,
-        response: aiohttp.ClientResponse,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(reader, writer, protocol, response, *args, **kwargs)
-        self._handler = None if response.connection is None else response.connection.protocol
-
-    def break_cycle(self) -> None:
-        """Let the closed connection forget this object, which refers to it; otherwise both wait for the GC."""
-        if self._handler is not None:
-            self._handler.set_parser(None, None)
-            self._handler = None
 
 
 async def _drop(upstream: aiohttp.ClientWebSocketResponse) -> None:

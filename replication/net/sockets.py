@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_KEEPCNT, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_USER_TIMEOUT
+from typing import Any
 
 from aiohttp import (
     ClientError,
@@ -108,12 +109,31 @@ async def read_in_turns(
             await asyncio.sleep(0)
 
 
+class DialledSocket(ClientWebSocketResponse):
+    """A WebSocket that this process dialled, with its `transport`: None if the connection is gone."""
+
+    def __init__(
+        self, reader: Any, writer: Any, protocol: str | None, response: ClientResponse, *rest: Any, **more: Any
+    ) -> None:
+        super().__init__(reader, writer, protocol, response, *rest, **more)
+        connection = response.connection
+        self.transport = None if connection is None else connection.transport
+        self._handler = None if connection is None else connection.protocol
+
+    def break_cycle(self) -> None:
+        """Let the closed connection forget this object, which refers to it; otherwise both wait for the GC."""
+        if self._handler is not None:
+            self._handler.set_parser(None, None)
+            self._handler = self.transport = None
+
+
 def peer_session() -> ClientSession:
     """An HTTP session for dialling peers. It keeps no cookies and follows no redirects: a stranger may answer."""
     return ClientSession(
         connector=TCPConnector(limit=0),
         timeout=ClientTimeout(total=None),
         cookie_jar=DummyCookieJar(),
+        ws_response_class=DialledSocket,
         middlewares=[refuse_redirects],
     )
 

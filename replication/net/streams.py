@@ -8,26 +8,36 @@ larger frame spans several messages.
 
 `Outbox` sends at once if it need not wait, otherwise from a task: `send_bytes` waits only for a transport whose buffer
 is full. So a message is nearly always sent in the call that creates it, without a queue, an event and a turn of the
-loop, which are half of the cost of a small message.
+loop, which are half of the cost of a small message. A coroutine that waits must run in a task, so a message is sent at
+once only if the buffer surely has room for it.
 """
 
 import asyncio
-import types
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMessage, WSMsgType, web
 
 from ..core import actions, events
 from ..core.messages import Ack, CrcMismatch, LagReport, Open, OpenAnswer, PositionReport, StreamMessage
 from .hello import HELLO_TIMEOUT_S, LINK_FAILURES, Admit, HelloServer, PeerInfo, dial
-from .sockets import ELECTION_TIMEOUT_S, accept, close_socket, end_all, give_up_when_silent, read_in_turns, together
+from .sockets import (
+    ELECTION_TIMEOUT_S,
+    DialledSocket,
+    accept,
+    close_socket,
+    end_all,
+    give_up_when_silent,
+    read_in_turns,
+    together,
+)
 from .trust import Trust
 from .wire import (
     MAX_MESSAGE_BYTES,
+    SHIPMENT_BYTES,
     Assembled,
     BadMessage,
     FrameAssembler,
@@ -42,48 +52,76 @@ from .wire import (
 PING_S = 30.0  # On a slow link a pong may wait for seconds behind a full window.
 
 Then = Callable[[], None]
-Sending: TypeAlias = "Coroutine[asyncio.Future[None], None, None]"
-"""A message on its way to the transport. All that it waits for is room in the transport's buffer."""
+
+FRAME_HEAD_BYTES = 14  # Of a WebSocket's frame, at most.
+LOW_PART = 4  # A full buffer takes more once it holds no more than this part of its limit.
+FOLLOWER_BUFFER_BYTES = 64 << 10  # Acks are short.
+LEADER_BUFFER_BYTES = 2 * SHIPMENT_BYTES
 
 
 class Sink(Protocol):
     """Either end of a WebSocket in aiohttp."""
 
-    def send_bytes(self, data: bytes) -> Sending:
+    def send_bytes(self, data: bytes) -> Coroutine[object, object, None]:
         """Hand a message to the transport; wait while its buffer is full."""
+        ...
+
+
+class Buffer(Protocol):
+    """A transport's buffer of what the kernel has not taken."""
+
+    def get_write_buffer_size(self) -> int:
+        """The bytes in it."""
+        ...
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Senders wait from when it holds more than `high` bytes until it holds at most `low`."""
         ...
 
 
 class Outbox:
     """Messages to one socket, in order. `carry` must run as a task: it sends what could not be sent at once."""
 
-    def __init__(self, socket: Sink) -> None:
+    def __init__(self, socket: Sink, buffer: Buffer | None, buffer_bytes: int) -> None:
+        """`buffer` is that of the socket's transport, None if the connection is gone; it holds `buffer_bytes`.
+
+        A message that would not fit into it is queued.
+        """
         self._socket = socket
-        self._begun: tuple[Sending, asyncio.Future[None]] | None = None
-        self._carried = False  # A queued message is being sent and waits for room.
+        self._buffer = buffer
+        self._buffer_bytes = buffer_bytes
+        self._carried = False  # A queued message is being sent and may wait for room.
         self._waiting: deque[bytes | Then] = deque()
         self._wake = asyncio.Event()
         self.waiting_bytes = 0
+        if buffer is not None:
+            buffer.set_write_buffer_limits(buffer_bytes, buffer_bytes // LOW_PART)
 
     def send(self, data: bytes) -> None:
         """Send a message now, or queue it. A broken socket loses it; the reader of the socket notices that."""
-        if self._begun is not None or self._carried or self._waiting:
+        if self._carried or self._waiting or not self._has_room(len(data)):
             self._waiting.append(data)
             self.waiting_bytes += len(data)
+            self._wake.set()
             return
         sending = self._socket.send_bytes(data)
         try:
-            awaited = sending.send(None)
+            sending.send(None)
         except (StopIteration, ConnectionError):
             return
-        # Until `carry` awaits it, this future of the transport believes that a task is about to await it, and refuses
-        # another one. Nobody else waits for room meanwhile: frames other than these are control frames, too short.
-        self._begun = (sending, awaited)
-        self._wake.set()
+        sending.close()
+        raise RuntimeError(f"a message of {len(data)} bytes waits, although the transport has room for it")
+
+    def _has_room(self, size: int) -> bool:
+        """Whether the transport takes so many bytes without waiting: it is not full, and will not be."""
+        if self._buffer is None:
+            return False
+        held = self._buffer.get_write_buffer_size()
+        return held <= self._buffer_bytes // LOW_PART and held + size + FRAME_HEAD_BYTES <= self._buffer_bytes
 
     def when_taken(self, then: Then) -> None:
         """Call `then` once the transport has taken everything sent so far."""
-        if self._begun is not None or self._carried or self._waiting:
+        if self._carried or self._waiting:
             self._waiting.append(then)
         else:
             then()
@@ -102,11 +140,7 @@ class Outbox:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._begun is not None or self._waiting:
-                if self._begun is not None:  # Also one that a callback below began.
-                    await _resume(*self._begun)
-                    self._begun = None
-                    continue
+            while self._waiting:
                 waiting = self._waiting.popleft()
                 if isinstance(waiting, bytes):
                     self.waiting_bytes -= len(waiting)
@@ -117,16 +151,6 @@ class Outbox:
                         self._carried = False
                 else:
                     waiting()
-
-
-@types.coroutine
-def _resume(sending: Sending, awaited: "asyncio.Future[None]") -> Generator["asyncio.Future[None]", None, None]:
-    """Await what a coroutine that was started by hand waits for, then run it to its end."""
-    try:
-        yield awaited
-        yield from sending
-    finally:
-        sending.close()
 
 
 class StreamEvents(Protocol):
@@ -230,7 +254,8 @@ class FollowerStream:
         await self._carry(socket)
 
     async def _carry(self, socket: ClientWebSocketResponse) -> None:
-        self._outbox = Outbox(socket)
+        transport = socket.transport if isinstance(socket, DialledSocket) else None
+        self._outbox = Outbox(socket, transport, FOLLOWER_BUFFER_BYTES)
         try:
             self._events.stream_connected(self.stream_id)
             await together(read_in_turns(socket, self._take), self._outbox.carry())
@@ -252,14 +277,19 @@ class LeaderStream:
     """The leader's end of one stream: one shipment in flight to the transport at a time, so that nothing piles up."""
 
     def __init__(
-        self, events: StreamEvents, socket: web.WebSocketResponse, peer: PeerInfo, opening_timeout_s: float
+        self,
+        events: StreamEvents,
+        socket: web.WebSocketResponse,
+        buffer: Buffer | None,
+        peer: PeerInfo,
+        opening_timeout_s: float,
     ) -> None:
         self.peer = peer
         self._opening_timeout_s = opening_timeout_s
         self.stream_id = 0
         self._events = events
         self._socket = socket
-        self._outbox = Outbox(socket)
+        self._outbox = Outbox(socket, buffer, LEADER_BUFFER_BYTES)
         self.carrying: asyncio.Task[None] | None = None
 
     def send(self, message: OpenAnswer | Shipment) -> None:
@@ -359,7 +389,7 @@ class StreamServer:
             peer = await self._hellos.answer(request, socket)
             if self._closed:  # During the hello.
                 raise ConnectionResetError("this node hung up")
-            stream = LeaderStream(self._events, socket, peer, self._opening_timeout_s)
+            stream = LeaderStream(self._events, socket, request.transport, peer, self._opening_timeout_s)
             self._open[stream] = None
             await stream.run()
         except LINK_FAILURES as error:

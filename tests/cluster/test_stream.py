@@ -336,6 +336,12 @@ class Script:
         raise AssertionError("nothing is answered while an earlier message waits")
 
 
+class Gone(dict[object, str]):
+    """A request whose connection is gone."""
+
+    transport = None
+
+
 async def test_what_comes_after_a_refused_message_is_not_appended_while_an_earlier_one_waits(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,7 +350,7 @@ async def test_what_comes_after_a_refused_message_is_not_appended_while_an_earli
     monkeypatch.setattr(node.components.replica.driver, "propose", proposed.append)
     messages = [pack([sequence, [["add", 1]]]) for sequence in (1, 2, 3)]
     script = Script(*messages[:2], lambda: proposed[1].owner.fail(Overloaded()), messages[2])
-    request, socket = cast("Any", {REQUEST_ID_KEY: "a request"}), cast("Any", script)
+    request, socket = cast("Any", Gone({REQUEST_ID_KEY: "a request"})), cast("Any", script)
     stream = CommandStream(node.components, node.config, request, socket, 7, OpenStream(time.monotonic))
 
     await stream._read()  # pyright: ignore[reportPrivateUsage]

@@ -301,8 +301,11 @@ async def test_an_ack_replaces_those_that_wait_for_room(monkeypatch: pytest.Monk
     async with following(Leader(lead), told) as stream:
         await until(lambda: told.connected)
         monkeypatch.setattr(ClientWebSocketResponse, "send_bytes", send_when_there_is_room)
+        monkeypatch.setattr(Outbox, "_has_room", lambda *_: room.done())
         for index in range(1, 5):
             stream.send(Ack(index, index, 0, bytes(16)))
+            for _ in range(3):  # The first leaves the queue, and waits for room.
+                await asyncio.sleep(0)
         room.set_result(None)
         await until(lambda: 4 in came)
 

@@ -9,10 +9,11 @@ import pytest
 from aiohttp import ClientSession, ClientWebSocketResponse, web
 from aiohttp.test_utils import TestServer
 
-from quire.replication.net.streams import Outbox
+from quire.replication.net.streams import FRAME_HEAD_BYTES, LOW_PART, Outbox
 
 DEADLINE_S = 30.0
 MESSAGE_BYTES = 1 << 16
+BUFFER_BYTES = 2 * MESSAGE_BYTES
 
 
 @dataclass
@@ -38,6 +39,9 @@ class Ends:
         async with asyncio.timeout(DEADLINE_S):
             return int.from_bytes((await self.other.receive_bytes())[:4], "big")
 
+    async def received(self, count: int) -> list[int]:
+        return [await self.receive() for _ in range(count)]
+
     async def all_sent(self, count: int) -> None:
         async with asyncio.timeout(DEADLINE_S):
             while len(self.sent) < count:
@@ -48,11 +52,13 @@ class Ends:
 @asynccontextmanager
 async def ends() -> AsyncGenerator[Ends]:
     opened: asyncio.Future[web.WebSocketResponse] = asyncio.get_running_loop().create_future()
-    closing = asyncio.Event()
+    closing, transports = asyncio.Event(), list[asyncio.Transport]()
 
     async def serve(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(timeout=0.1)
         await socket.prepare(request)
+        assert request.transport is not None
+        transports.append(request.transport)
         opened.set_result(socket)
         await closing.wait()
         return socket
@@ -65,7 +71,7 @@ async def ends() -> AsyncGenerator[Ends]:
         session.ws_connect(server.make_url("/"), max_msg_size=0) as other,
     ):
         socket = await opened
-        outbox = Outbox(socket)
+        outbox = Outbox(socket, transports[0], BUFFER_BYTES)
         carrying = asyncio.create_task(outbox.carry())
         yield Ends(outbox, socket, other, carrying)
         closing.set()
@@ -120,6 +126,38 @@ async def test_a_message_sent_from_a_when_taken_callback_waits_for_room_like_the
     assert not carrying
 
 
+async def test_while_messages_wait_another_task_may_wait_for_room_on_the_same_connection() -> None:
+    # As the reader of a stream, which answers the pings of a client that reads nothing.
+    async with ends() as it:
+        count = 0
+        while not it.outbox.waiting_bytes:
+            it.send(count)
+            count += 1
+        reading = asyncio.create_task(it.received(count + 1))
+
+        await it.socket.send_bytes(b"\xff" * (4 * BUFFER_BYTES))  # In the same turn.
+
+        received = await reading
+    assert [number for number in received if number < count] == list(range(count))
+    assert len(received) == count + 1
+
+
+@pytest.mark.parametrize(
+    ("held", "size", "is_queued"),
+    [
+        (0, BUFFER_BYTES - FRAME_HEAD_BYTES, False),
+        (0, BUFFER_BYTES - FRAME_HEAD_BYTES + 1, True),
+        (BUFFER_BYTES // LOW_PART, 1, False),
+        (BUFFER_BYTES // LOW_PART + 1, 1, True),
+    ],
+)
+async def test_a_message_is_queued_if_it_may_have_to_wait_for_room(held: int, size: int, is_queued: bool) -> None:
+    async with ends() as it:
+        outbox = Outbox(it.socket, Holding(held), BUFFER_BYTES)
+        outbox.send(bytes(size))
+        assert (outbox.waiting_bytes > 0) == is_queued
+
+
 async def test_queued_messages_can_be_dropped_for_a_newer_one() -> None:
     async with ends() as it:
         count = 0
@@ -158,10 +196,24 @@ async def test_a_connection_that_breaks_while_it_is_full_ends_carry() -> None:
                 await it.carrying
 
 
+class Holding:
+    """A buffer that holds so many bytes."""
+
+    def __init__(self, held: int) -> None:
+        self._held = held
+
+    def get_write_buffer_size(self) -> int:
+        return self._held
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        assert (high, low) == (BUFFER_BYTES, BUFFER_BYTES // LOW_PART)
+
+
 class Narrow:
     """A socket that takes a message only when it is given room for it."""
 
     def __init__(self) -> None:
+        self.buffer = Holding(BUFFER_BYTES)
         self.taken: list[bytes] = []
         self._room: list[asyncio.Future[None]] = []
 
@@ -183,7 +235,7 @@ class Narrow:
 @asynccontextmanager
 async def narrow() -> AsyncGenerator[tuple[Narrow, Outbox]]:
     socket = Narrow()
-    outbox = Outbox(socket)
+    outbox = Outbox(socket, socket.buffer, BUFFER_BYTES)
     carrying = asyncio.create_task(outbox.carry())
     yield socket, outbox
     carrying.cancel()

@@ -51,6 +51,7 @@ from ..problems import problem_of
 from ..request import REQUEST_ID_KEY, parameters_of, parse_integer
 
 WINDOW_BYTES = 4 << 20
+BUFFER_BYTES = 64 << 10  # In the transport, of answers that the kernel has not taken.
 MESSAGE_OVERHEAD_BYTES = 64
 SILENT_S, PROBE_S, PROBES = 15, 5, 3  # The kernel probes a silent client: aiohttp's heartbeat costs time per message.
 TWO = 0x92  # The head of a msgpack array of two.
@@ -115,7 +116,7 @@ class CommandStream:
         self._in_flight_messages = 0
         self._in_flight_commands = 0
         self._in_flight_bytes = 0
-        self._outbox = Outbox(socket)
+        self._outbox = Outbox(socket, request.transport, BUFFER_BYTES)
         self._room = asyncio.Event()
         self._ended = slot.ended
         self._failed = False
