@@ -74,6 +74,10 @@ class Buffer(Protocol):
         """The bytes in it."""
         ...
 
+    def is_closing(self) -> bool:
+        """Whether the connection is closed, or being closed."""
+        ...
+
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Senders wait from when it holds more than `high` bytes until it holds at most `low`."""
         ...
@@ -94,7 +98,7 @@ class Outbox:
         self._waiting: deque[bytes | Then] = deque()
         self._wake = asyncio.Event()
         self.waiting_bytes = 0
-        if buffer is not None:
+        if buffer is not None and not buffer.is_closing():
             buffer.set_write_buffer_limits(buffer_bytes, buffer_bytes // LOW_PART)
 
     def send(self, data: bytes) -> None:

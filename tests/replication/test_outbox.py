@@ -1,11 +1,12 @@
 """An outbox over real sockets: order, a reader that does not read, a connection that is gone."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
+import uvloop
 from aiohttp import ClientSession, ClientWebSocketResponse, web
 from aiohttp.test_utils import TestServer
 
@@ -24,6 +25,7 @@ class Ends:
     socket: web.WebSocketResponse
     other: ClientWebSocketResponse
     carrying: "asyncio.Task[None]"
+    transport: asyncio.Transport
     sent: list[int] = field(default_factory=list)
     told: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -73,7 +75,7 @@ async def ends() -> AsyncGenerator[Ends]:
         socket = await opened
         outbox = Outbox(socket, transports[0], BUFFER_BYTES)
         carrying = asyncio.create_task(outbox.carry())
-        yield Ends(outbox, socket, other, carrying)
+        yield Ends(outbox, socket, other, carrying, transports[0])
         closing.set()
         carrying.cancel()
         await asyncio.gather(carrying, return_exceptions=True)
@@ -173,6 +175,22 @@ async def test_queued_messages_can_be_dropped_for_a_newer_one() -> None:
     assert received == [*range(count - 3), count]
 
 
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_connection_that_was_closed_before_its_outbox_loses_messages_silently(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def waiting_bytes() -> int:
+        async with ends() as it:
+            it.transport.abort()
+            await it.socket.receive()
+            outbox = Outbox(it.socket, it.transport, BUFFER_BYTES)
+            outbox.send(b"lost")
+            return outbox.waiting_bytes
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(waiting_bytes()) == 0
+
+
 async def test_on_a_broken_connection_a_message_is_lost_silently() -> None:
     async with ends() as it:
         await it.socket.close()
@@ -204,6 +222,9 @@ class Holding:
 
     def get_write_buffer_size(self) -> int:
         return self._held
+
+    def is_closing(self) -> bool:
+        return False
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         assert (high, low) == (BUFFER_BYTES, BUFFER_BYTES // LOW_PART)
