@@ -22,7 +22,7 @@ from tests.cluster.closing import close_server
 from tests.ports import HOST, free_ports
 from tests.tuned import tuned
 
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 60.0
 # All nodes share one event loop, which does not run between tests, and stalls on a busy machine. No leader should fence
 # itself for that, unless a test is about it. A broken link is noticed at once all the same.
 ELECTION_TIMEOUT_MS = 5_000
