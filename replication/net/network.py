@@ -22,9 +22,9 @@ from ..core.messages import (
 )
 from ..ports import Health, Machine, PeerEvents
 from .hello import FOREIGN_CLUSTER, ForeignCluster, PeerInfo, PeerRefused, is_address
-from .links import Link, LinkServer, failure_of
+from .links import Link, LinkServer, PeerReports, failure_of
 from .sockets import end_all
-from .streams import PeerReports, Streams
+from .streams import Streams
 from .trust import Trust
 
 GUEST_S = 600.0

@@ -15,7 +15,6 @@ once only if the buffer surely has room for it.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -24,6 +23,7 @@ from aiohttp import ClientSession, ClientWebSocketResponse, WSMessage, WSMsgType
 from ..core import actions, events
 from ..core.messages import Ack, CrcMismatch, LagReport, Open, OpenAnswer, PositionReport, StreamMessage
 from .hello import HELLO_TIMEOUT_S, LINK_FAILURES, Admit, HelloServer, PeerInfo, dial
+from .links import PeerReports, StreamProgress
 from .sockets import (
     ELECTION_TIMEOUT_S,
     DialledSocket,
@@ -422,30 +422,6 @@ class StreamServer:
         self._closed = True
         self._hellos.close()
         await end_all([stream.carrying for stream in self._open if stream.carrying is not None])
-
-
-@dataclass(slots=True)
-class StreamProgress:
-    """The stream that this node follows, for status: where it began, what has arrived since."""
-
-    stream_id: int
-    from_index: int = 0
-    received_bytes: int = 0
-
-
-@dataclass(slots=True)
-class PeerReports:
-    """Facts about peers that no rule reads, for status and alarms: about members and dialled peers.
-
-    `failures` has a reason by node id for a link that this node dialled, by `link from ID` for one that it refused.
-    """
-
-    failures: dict[str, str] = field(default_factory=dict)
-    foreign: set[str] = field(default_factory=set)
-    alarms: dict[str, str] = field(default_factory=dict)
-    codes: dict[str, bytes] = field(default_factory=dict)
-    """The fingerprint of each peer's machine, by node id, since it was linked last; see `PeerInfo.code`."""
-    stream: StreamProgress | None = None
 
 
 class Streams:
