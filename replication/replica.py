@@ -22,7 +22,7 @@ from .driver import Driver
 from .lag import MICROSECONDS, Lags
 from .net.hello import UNKNOWN_CODE, PeerInfo
 from .net.network import Network
-from .net.trust import Trust
+from .net.trust import Certificates, Trust
 from .ports import Device, Links, PeerEvents, Ports, Streams
 from .threads import Threads
 
@@ -41,7 +41,7 @@ class ReplicaOptions:
     core: CoreOptions
     max_frame_bytes: int
     secrets: tuple[bytes, ...] = ()  # The peer secrets: this node proves the first and accepts all.
-    insecure: bool = False  # Without a secret, believe members from any address.
+    certificates: Certificates | None = None  # By which nodes prove who they are.
     code: bytes = UNKNOWN_CODE  # The fingerprint of the machine's code, for the hello.
     check_invariants: bool = False  # After each step of the core: for tests.
 
@@ -117,7 +117,7 @@ class Replica(Generic[OwnerT]):
             lags.reported,
             self._foreign_peers_met,
             state.next_stream_id,
-            Trust(options.secrets, lags.is_member, options.insecure),
+            Trust(options.secrets, lags.is_member, options.certificates),
             self._member_address,
             options.max_frame_bytes,
             options.core.election_timeout_us / MICROSECONDS,

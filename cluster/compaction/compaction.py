@@ -66,7 +66,7 @@ class Compaction:
             replica.driver.step,
             factories.machine,
             factories.sessions,
-            (session, me, trust.secret),
+            (session, me, trust),
             replica.network.address_of,
             after,
             failed,

@@ -22,6 +22,7 @@ from quire.replication.core import actions, events
 from quire.replication.core.messages import Snapshot
 from quire.replication.net.hello import LINK_FAILURES, PeerInfo
 from quire.replication.net.snapshots import SnapshotFetch, SnapshotRefused
+from quire.replication.net.trust import Trust
 from quire.replication.replica import watched_task
 from quire.sm import (
     Applier,
@@ -155,18 +156,18 @@ class Installing:
         step: Callable[[events.Event], None],
         new_machine: Callable[[], StateMachine],
         new_sessions: Callable[[], Sessions],
-        dial: tuple[ClientSession, Callable[[], PeerInfo], bytes | None],
+        dial: tuple[ClientSession, Callable[[], PeerInfo], Trust],
         address_of: Callable[[str], str | None],
         after: AfterInstall,
         failed: Callable[[Exception], None],
     ) -> None:
-        """`dial`: the HTTP session, this node's PeerInfo, the secret. `failed` gets an error that ends the node."""
+        """`dial`: the HTTP session, this node's PeerInfo, whom it trusts. `failed` gets an error that ends the node."""
         self._store = store
         self._step = step
         self._after = after
         self._removing: asyncio.Task[None] | None = None
         self._new_machine, self._new_sessions = new_machine, new_sessions
-        self._session, self._me, self._secret = dial
+        self._session, self._me, self._trust = dial
         self._address_of = address_of
         self._failed = failed
         self._task: asyncio.Task[None] | None = None
@@ -204,7 +205,7 @@ class Installing:
         if address is None:
             raise SnapshotRefused(f"the address of {action.leader_id} is not known")
         leader = (action.leader_id, address)
-        async with SnapshotFetch.dialled(self._session, self._me, leader, action.index, self._secret) as fetch:
+        async with SnapshotFetch.dialled(self._session, self._me, leader, action.index, self._trust) as fetch:
             part = await _to_its_end(SnapshotPart.begin, self._store, await fetch.manifest())
             if part.manifest.index != action.index:
                 raise SnapshotRefused(f"{action.leader_id} sent the one at {part.manifest.index}")

@@ -71,8 +71,7 @@ class Forming:
 
     async def run(self, session: ClientSession, urls: dict[str, str]) -> bytes:
         """Return the genesis frame that this node must store."""
-        trust = self._trust
-        self._links = [Link(self, session, node, url, trust.secret) for node, url in urls.items()]
+        self._links = [Link(self, session, node, url, self._trust) for node, url in urls.items()]
         self._form_if_due()
         try:
             found = await self._found

@@ -1,4 +1,4 @@
-"""The handshake of every socket between nodes (rule 10): which node is this, of which cluster, and has it the secret?
+"""The handshake of every socket between nodes (rule 10): which node is this, of which cluster, and does it prove it?
 
     dialled -> dialler   Challenge {protocols, nonce}
     dialler -> dialled   Hello {protocol, purpose, info, nonce, mac}
@@ -12,7 +12,7 @@ that does not offer a feature in the log is refused.
 PeerInfo, so neither a replay nor a reflection passes, and no man in the middle can lower the protocol. Without a peer
 secret it is empty; a node with a secret refuses a peer without one. A node may accept several secrets (`trust`): it
 proves the first one when it dials, and the one that the dialler proved when it is dialled, so that secrets can be
-rotated.
+rotated. With certificates, both ends have proved their names before the hello, which must then name the same nodes.
 """
 
 import asyncio
@@ -57,6 +57,7 @@ FOREIGN_CLUSTER = "foreign_cluster"
 DUPLICATE = "twin"
 LACKS_FEATURES = "features"
 STRANGER = "stranger"
+OTHER_CERTIFICATE = "certificate"
 HELLO_TIMEOUT_S = 5.0
 MAX_HELLO_BYTES = 1 << 14
 """Of one message of the hello."""
@@ -108,6 +109,14 @@ class UnequalSecrets(PeerRefused):
     def __init__(self, node_id: str, why: str) -> None:
         super().__init__("peer_secret", f"the peer secrets of {node_id} and of this node do not match: {why}")
         self.node_id = node_id
+
+
+class OtherCertificate(PeerRefused):
+    """The peer claims to be `node_id`, and shows the certificate of another node."""
+
+    def __init__(self, peer: PeerInfo, why: str) -> None:
+        super().__init__(OTHER_CERTIFICATE, why)
+        self.node_id = peer.node_id
 
 
 class ForeignCluster(PeerRefused):
@@ -270,7 +279,7 @@ async def dial(
     me: Callable[[], PeerInfo],
     expected_node_id: str,
     purpose: str,
-    secret: bytes | None,
+    trust: Trust,
     ping_s: float | None,
 ) -> tuple[ClientWebSocketResponse, PeerInfo]:
     """Dial a peer at HOST:PORT and shake hands; return the socket and the peer. On an error nothing stays open.
@@ -284,8 +293,11 @@ async def dial(
     """
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
+            scheme, context, name = trust.dialling(expected_node_id)
             socket = await session.ws_connect(
-                f"http://{address}{PATHS[purpose]}",
+                f"{scheme}://{address}{PATHS[purpose]}",
+                ssl=context,
+                server_hostname=name,
                 max_msg_size=MAX_MESSAGE_BYTES,
                 timeout=WS_TIMEOUT,
                 heartbeat=ping_s,
@@ -294,7 +306,7 @@ async def dial(
             try:
                 nonce = os.urandom(NONCE_BYTES)
                 with of_a_stranger(socket, MAX_UNPROVED_BYTES):
-                    peer = await dial_hello(socket, me(), expected_node_id, purpose, secret, nonce)
+                    peer = await dial_hello(socket, me(), expected_node_id, purpose, trust.secret, nonce)
                     check_peer(me(), peer)
             except BaseException:
                 await close_socket(socket)
@@ -394,9 +406,9 @@ class HelloServer:
         doubted: Callable[[str, str], None] | None = None,
         foreign: Callable[[str], None] | None = None,
     ) -> None:
-        """`doubted` gets the id that a peer claims, if it is a member's, and the reason when the secrets differ.
+        """`doubted` gets the id that a peer claims, if it is a member's, and why it does not prove that it is that one.
 
-        `foreign` gets the id of a peer of another cluster that proved a secret of this node.
+        `foreign` gets the id of a peer of another cluster that proved itself.
         """
         self._me = me
         self._purpose = purpose
@@ -421,12 +433,12 @@ class HelloServer:
             with of_a_stranger(socket, MAX_UNPROVED_BYTES):
                 async with asyncio.timeout(HELLO_TIMEOUT_S):
                     peer = await self._answer(request, socket)
-        except UnequalSecrets as error:
+        except (UnequalSecrets, OtherCertificate) as error:
             if self._doubted is not None and self._trust.is_member(error.node_id):
                 self._doubted(error.node_id, str(error))
             raise
         except ForeignCluster as error:
-            if self._foreign is not None and self._trust.secrets:
+            if self._foreign is not None and self._trust.proves:
                 self._foreign(error.node_id)
             raise
         finally:
@@ -435,16 +447,17 @@ class HelloServer:
         return peer
 
     async def _answer(self, request: web.Request, socket: web.WebSocketResponse) -> PeerInfo:
-        if (doubt := self._trust.doubt_of_caller(request.remote)) is not None:
+        shown = self._trust.shown_by(request)
+        if (doubt := self._trust.doubt_of_caller(request.remote, shown)) is not None:
             await socket.send_bytes(pack(["refused", STRANGER, doubt]))
             raise PeerRefused(STRANGER, doubt)
-        nonce, admit = os.urandom(NONCE_BYTES), partial(self._believe, socket)
+        nonce, admit = os.urandom(NONCE_BYTES), partial(self._believe, socket, shown)
         return await answer_hello(socket, self._me(), self._purpose, self._trust.secrets, nonce, admit)
 
-    async def _believe(self, socket: web.WebSocketResponse, peer: PeerInfo) -> None:
-        """Admit a peer that proved a secret, if this node has one."""
-        if (doubt := self._trust.doubt_of_peer(peer.node_id)) is not None:
-            raise PeerRefused(STRANGER, doubt)
+    async def _believe(self, socket: web.WebSocketResponse, shown: str | None, peer: PeerInfo) -> None:
+        """Admit a peer that proved a secret, if this node has one, and shows its own certificate, if peers need one."""
+        if (doubt := self._trust.doubt_of_peer(peer.node_id, shown)) is not None:
+            raise PeerRefused(STRANGER, doubt) if self._trust.certificates is None else OtherCertificate(peer, doubt)
         self._unproved.pop(socket, None)
         if self._admit is not None:
             await self._admit(peer)

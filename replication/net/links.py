@@ -109,11 +109,11 @@ class LinkEvents(Protocol):
         ...
 
     def peer_doubted(self, node_id: str, reason: str) -> None:
-        """A caller that claims to be this member dialled this node without proving one of its peer secrets."""
+        """A caller that claims to be this member dialled this node without proving that it is."""
         ...
 
     def peer_foreign(self, node_id: str) -> None:
-        """A peer of another cluster that proved one of this node's secrets dialled it."""
+        """A peer of another cluster that proved itself to this node dialled it."""
         ...
 
     def duplicate_refused(self, peer: PeerInfo) -> None:
@@ -138,7 +138,7 @@ class Link:
         session: ClientSession,
         node_id: str,
         url: str,
-        secret: bytes | None,
+        trust: Trust,
         election_timeout_s: float = ELECTION_TIMEOUT_S,
     ) -> None:
         self.node_id = node_id
@@ -148,7 +148,7 @@ class Link:
         self._events = events
         self._session = session
         self._url = url
-        self._secret = secret
+        self._trust = trust
         self._election_timeout_s = election_timeout_s
         self._failures = 0  # since a link last held for an election timeout
         self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING_MESSAGES)
@@ -201,7 +201,7 @@ class Link:
 
     async def _dial(self) -> None:
         me, session = self._events.me, self._session
-        socket, self.peer = await dial(session, self._url, me, self.node_id, "peer", self._secret, None)
+        socket, self.peer = await dial(session, self._url, me, self.node_id, "peer", self._trust, None)
         give_up_when_silent(socket, self._election_timeout_s)
         began = asyncio.get_running_loop().time()
         try:

@@ -30,13 +30,13 @@ from .trust import Trust
 GUEST_S = 600.0
 """A peer that is not a member is forgotten when its link has been down for this long."""
 DOUBT_S = 60.0
-"""How often to log that a caller claims to be a member without proving the peer secret."""
+"""How often to log that a caller claims to be a member without proving it."""
 
 
 class Network:
     """A replica's links; implements `LinkEvents`.
 
-    Members are dialled at their addresses in the configuration or the log. A guest, a peer that proved a secret but is
+    Members are dialled at their addresses in the configuration or the log. A guest, a peer that proved itself but is
     not a member, is dialled at the address that it reports, while there is room, and forgotten some time after
     its link went down.
     """
@@ -116,13 +116,13 @@ class Network:
             return
         self._urls[node_id] = url
         self._down_since[node_id] = self._now()
-        self._links[node_id] = Link(self, self._session, node_id, url, self.trust.secret, self._election_timeout_s)
+        self._links[node_id] = Link(self, self._session, node_id, url, self.trust, self._election_timeout_s)
 
     def _url_of(self, peer: PeerInfo) -> str | None:
         """Where to dial a peer that dialled this node: a member at its known address, whatever it reports."""
         if self.trust.is_member(peer.node_id):
             return self._configured.get(peer.node_id) or self._member_address(peer.node_id)
-        return peer.address if self.trust.secrets else None
+        return peer.address if self.trust.proves else None
 
     def _make_room(self, node_id: str) -> bool:
         """Forget a guest to make room for a member: the one whose link has been down for longest, or a linked one."""
@@ -213,17 +213,17 @@ class Network:
         self._peers.peer_unlinked(node_id)
 
     def link_failed(self, node_id: str, error: Exception) -> None:
-        """Note the reason; the link redials. A refusal proves nothing: the peer has not proved a secret yet."""
+        """Note the reason; the link redials. A refusal proves nothing if the peer has not proved a secret yet."""
         if node_id not in self._links:
             return
         self.reports.failures[node_id] = failure_of(error)
         if not (isinstance(error, PeerRefused) and error.code == FOREIGN_CLUSTER):
             self.reports.foreign.discard(node_id)
-        elif isinstance(error, ForeignCluster) or not self.trust.secrets:
+        elif isinstance(error, ForeignCluster) or not self.trust.proves:
             self._is_foreign(node_id)
 
     def peer_foreign(self, node_id: str) -> None:
-        """A peer of another cluster proved a secret of this node."""
+        """A peer of another cluster proved itself to this node."""
         if node_id in self._links:
             self._is_foreign(node_id)
 

@@ -165,7 +165,7 @@ class SnapshotFetch:
         me: Callable[[], PeerInfo],
         leader: tuple[str, str],
         index: int,
-        secret: bytes | None,
+        trust: Trust,
     ) -> AsyncGenerator["SnapshotFetch"]:
         """A socket to a leader, (node id, HOST:PORT), open while the block runs.
 
@@ -173,7 +173,7 @@ class SnapshotFetch:
             One of LINK_FAILURES: the leader cannot be reached, or refuses this node.
         """
         leader_id, address = leader
-        socket, _ = await dial(session, address, me, leader_id, _PURPOSE, secret, PING_S)
+        socket, _ = await dial(session, address, me, leader_id, _PURPOSE, trust, PING_S)
         try:
             yield cls(socket, index)
         finally:

@@ -206,7 +206,7 @@ class FollowerStream:
         session: ClientSession,
         stream_id: int,
         leader: tuple[str, str],
-        secret: bytes | None,
+        trust: Trust,
         max_frame_bytes: int,
         election_timeout_s: float = ELECTION_TIMEOUT_S,
     ) -> None:
@@ -215,7 +215,7 @@ class FollowerStream:
         self._events = events
         self._session = session
         self.peer_id, self._url = leader
-        self._secret = secret
+        self._trust = trust
         self._election_timeout_s = election_timeout_s
         self._assembler = FrameAssembler(max_frame_bytes)
         self._outbox: Outbox | None = None
@@ -253,7 +253,7 @@ class FollowerStream:
 
     async def _talk(self) -> None:
         me, session = self._events.me, self._session
-        socket, self.peer = await dial(session, self._url, me, self.peer_id, "stream", self._secret, PING_S)
+        socket, self.peer = await dial(session, self._url, me, self.peer_id, "stream", self._trust, PING_S)
         give_up_when_silent(socket, self._election_timeout_s)
         await self._carry(socket)
 
@@ -494,7 +494,7 @@ class Streams:
             self._session,
             action.stream_id,
             (action.leader_id, url),
-            self._trust.secret,
+            self._trust,
             self._max_frame_bytes,
             self._election_timeout_s,
         )

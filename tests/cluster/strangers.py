@@ -13,6 +13,7 @@ from quire.replication.core.messages import Last, Open, Promise
 from quire.replication.net.hello import LINK_FAILURES, PeerInfo, PeerRefused, dial
 from tests.cluster.conditions import replica_of
 from tests.cluster.running import RunningCluster
+from tests.replication.loopback import trusting
 
 DEADLINE_S = 90.0
 NOTHING, CLOSED = "ignored", "connection closed"
@@ -74,7 +75,9 @@ class Stranger:
         """A connection to a node after the hello. Raises LINK_FAILURES."""
         who = self.me if me is None else me
         address = self.cluster.address(node_id)
-        socket, _ = await dial(self.cluster.session, address, lambda: who, node_id, purpose, self.secret, None)
+        socket, _ = await dial(
+            self.cluster.session, address, lambda: who, node_id, purpose, trusting(self.secret), None
+        )
         try:
             yield socket
         finally:

@@ -39,7 +39,7 @@ from quire.sm.boundary import Boundary
 from quire.sm.snapshots.manifest import Manifest
 from quire.sm.snapshots.store import chunk_name
 from tests.cluster.running import RunningCluster, applied_index, running_cluster, started
-from tests.replication.loopback import unformatted
+from tests.replication.loopback import trusting, unformatted
 
 DEADLINE_S = 60.0
 SEGMENT_BYTES = 64 * 1024
@@ -179,7 +179,9 @@ async def test_a_snapshot_that_a_peer_still_fetches_is_kept_beside_the_two_newes
 
         [fetched] = await kept_after_another()
         me = replace(unformatted("n9"), features=FEATURES)
-        dialled = SnapshotFetch.dialled(cluster.session, lambda: me, ("n1", cluster.address("n1")), fetched, SECRET)
+        dialled = SnapshotFetch.dialled(
+            cluster.session, lambda: me, ("n1", cluster.address("n1")), fetched, trusting(SECRET)
+        )
         async with dialled as fetch:
             await fetch.manifest()
             kept = [await kept_after_another() for _ in range(3)][-1]
@@ -362,7 +364,7 @@ async def test_as_many_snapshots_as_the_limit_are_sent_at_once_and_one_more_has_
         me, to = replace(unformatted("n9"), features=FEATURES), (cluster.session, cluster.address("n1"))
 
         async def fetching() -> ClientWebSocketResponse:
-            socket, _ = await dial(*to, lambda: me, "n1", "snapshot", SECRET, None)
+            socket, _ = await dial(*to, lambda: me, "n1", "snapshot", trusting(SECRET), None)
             open_sockets.push_async_callback(socket.close)
             return socket
 

@@ -22,6 +22,11 @@ ANYBODY = Trust((), lambda _: True)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+def trusting(secret: bytes | None) -> Trust:
+    """What a dialler without certificates needs: its secret, if it has one."""
+    return Trust(() if secret is None else (secret,), lambda _: False)
+
+
 def who(node_id: str, *, cluster_id: bytes = CLUSTER_ID, incarnation: int = 1) -> PeerInfo:
     """What a node says of itself in a hello."""
     return PeerInfo(cluster_id, node_id, node_id.encode().ljust(16, b"\0"), incarnation, f"{HOST}:1")

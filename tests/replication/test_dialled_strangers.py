@@ -12,7 +12,7 @@ from quire.log import pack
 from quire.replication.net.hello import HIGHEST_PROTOCOL, LINK_FAILURES, LOWEST_PROTOCOL, dial
 from tests.garbage import garbage
 from tests.ports import free_ports
-from tests.replication.loopback import DEADLINE_S, HOST, calling, who
+from tests.replication.loopback import DEADLINE_S, HOST, calling, trusting, who
 from tests.replication.recorder import NONCE
 from tests.replication.strangers import BAD_HELLOS, answering, frame, rest
 
@@ -90,7 +90,7 @@ async def dials(session: ClientSession, address: str, times: int, ping_s: float 
     for _ in range(times):
         async with asyncio.timeout(DEADLINE_S):
             try:
-                await dial(session, address, lambda: who("n1"), "n2", "peer", SECRET, ping_s)
+                await dial(session, address, lambda: who("n1"), "n2", "peer", trusting(SECRET), ping_s)
             except LINK_FAILURES:
                 continue
         raise AssertionError("a stranger was taken for n2")

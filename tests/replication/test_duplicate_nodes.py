@@ -13,7 +13,7 @@ from quire.replication.net.hello import PeerInfo, PeerRefused, dial_hello
 from quire.replication.net.links import Link, LinkServer
 from quire.replication.net.streams import StreamServer
 from quire.replication.net.wire import decode_peer, encode
-from tests.replication.loopback import ANYBODY, DEADLINE_S, calling, listening, until, who
+from tests.replication.loopback import ANYBODY, DEADLINE_S, calling, listening, trusting, until, who
 from tests.replication.recorder import Recorder, ended
 from tests.replication.running import cluster_of
 
@@ -106,7 +106,7 @@ async def hello(
 async def test_a_duplicate_is_refused_with_an_alarm_while_the_first_process_answers(purpose: str) -> None:
     mine, theirs = Recorder(who("n1")), Recorder(who("n2"))
     async with serving(theirs) as (_, address, session):
-        link = Link(mine, session, "n2", address, None)
+        link = Link(mine, session, "n2", address, trusting(None))
         await until(lambda: theirs.came)
 
         assert await hello(session, address, who("n1", incarnation=2), purpose=purpose) == "twin"

@@ -25,7 +25,7 @@ from quire.replication.net.hello import (
 )
 from quire.replication.net.sockets import StrangerSentTooMuch
 from quire.replication.net.wire import BadMessage, encode
-from tests.replication.loopback import DEADLINE_S, calling, listening, until, who
+from tests.replication.loopback import DEADLINE_S, calling, listening, trusting, until, who
 from tests.replication.recorder import NONCE, Recorder
 from tests.replication.strangers import (
     BINARY,
@@ -170,7 +170,7 @@ async def test_a_node_that_dials_a_stranger_who_sends_too_much_or_something_else
     async with asyncio.timeout(DEADLINE_S), answering(play) as address, calling() as session:
         for ping_s in (None, 30.0):
             with pytest.raises((ConnectionError, BadMessage)):
-                await dial(session, address, lambda: who("n1"), "n2", "peer", SECRET, ping_s)
+                await dial(session, address, lambda: who("n1"), "n2", "peer", trusting(SECRET), ping_s)
         await until(lambda: len(heard) == 2)
     assert max(map(len, heard)) < 100  # No hello, and no pong: a close at most.
 
@@ -182,7 +182,7 @@ async def test_what_is_too_much_is_said() -> None:
 
     async with answering(play) as address, calling() as session:
         with pytest.raises(StrangerSentTooMuch, match=f"more than {MAX_UNPROVED_BYTES} bytes"):
-            await dial(session, address, lambda: who("n1"), "n2", "peer", SECRET, None)
+            await dial(session, address, lambda: who("n1"), "n2", "peer", trusting(SECRET), None)
 
 
 # After the hello
@@ -191,7 +191,7 @@ async def test_what_is_too_much_is_said() -> None:
 async def test_a_peer_may_send_large_messages_once_it_is_proved() -> None:
     told, large = Recorder(who("n2")), GenesisOffer(MIB, committed=True)
     async with serving("peer", told, SECRET) as (session, address):
-        socket, _ = await dial(session, address, lambda: who("n1"), "n2", "peer", SECRET, None)
+        socket, _ = await dial(session, address, lambda: who("n1"), "n2", "peer", trusting(SECRET), None)
         await socket.send_bytes(encode(large))
         await until(lambda: told.said)
         await socket.close()
@@ -209,7 +209,7 @@ async def test_a_dialled_peer_may_send_large_messages_once_it_is_proved() -> Non
         return socket
 
     async with listening({PATHS["snapshot"]: serve}) as address, calling() as session:
-        socket, _ = await dial(session, address, lambda: who("n1"), "n2", "snapshot", SECRET, None)
+        socket, _ = await dial(session, address, lambda: who("n1"), "n2", "snapshot", trusting(SECRET), None)
         await socket.send_bytes(b"asked")  # Until it is, a peer sends no more than a hello.
         assert (await socket.receive()).data == MIB
         await socket.close()
@@ -218,7 +218,7 @@ async def test_a_dialled_peer_may_send_large_messages_once_it_is_proved() -> Non
 async def test_a_node_answers_the_pings_of_a_peer_once_it_is_proved() -> None:
     for purpose in PURPOSES:
         async with serving(purpose, Recorder(who("n2")), SECRET) as (session, address):
-            socket, _ = await dial(session, address, lambda: who("n1"), "n2", purpose, SECRET, None)
+            socket, _ = await dial(session, address, lambda: who("n1"), "n2", purpose, trusting(SECRET), None)
             await socket.ping(b"n2?")
             pong = await socket.receive()
             assert (pong.type, pong.data) == (WSMsgType.PONG, b"n2?")
@@ -237,7 +237,7 @@ async def test_a_dialler_answers_the_pings_of_a_peer_once_it_is_proved() -> None
         return socket
 
     async with listening({PATHS["stream"]: serve}) as address, calling() as session:
-        socket, _ = await dial(session, address, lambda: who("n1"), "n2", "stream", SECRET, 30.0)
+        socket, _ = await dial(session, address, lambda: who("n1"), "n2", "stream", trusting(SECRET), 30.0)
         assert (await socket.receive()).type is WSMsgType.CLOSE
     assert [(answer.type, answer.data) for answer in answers] == [(WSMsgType.PONG, b"n1?")]
 
@@ -267,7 +267,7 @@ async def test_a_dialler_offers_no_compression(purpose: str) -> None:
 
     async with listening({PATHS[purpose]: serve}) as address, calling() as session:
         with pytest.raises(WSServerHandshakeError):
-            await dial(session, address, lambda: who("n1"), "n2", purpose, None, 30.0)
+            await dial(session, address, lambda: who("n1"), "n2", purpose, trusting(None), 30.0)
     assert not any("Sec-WebSocket-Extensions" in head for head in heads)
 
 
@@ -284,5 +284,5 @@ async def test_a_stranger_sends_a_dialler_nowhere_else(status: int) -> None:
 
     async with listening({PATHS["peer"]: redirect, "/elsewhere": redirect}) as address, calling() as session:
         with pytest.raises(ClientError, match="it redirects"):
-            await dial(session, address, lambda: who("n1"), "n2", "peer", None, None)
+            await dial(session, address, lambda: who("n1"), "n2", "peer", trusting(None), None)
     assert asked == [PATHS["peer"]]

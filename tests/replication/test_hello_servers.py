@@ -26,7 +26,7 @@ from quire.replication.net.snapshots import FETCHES_LIMIT, SnapshotFetch, Snapsh
 from quire.replication.net.streams import FollowerStream, StreamServer
 from quire.replication.net.wire import encode
 from tests.packed import unpacked
-from tests.replication.loopback import ANYBODY, DEADLINE_S, Handler, calling, listening, until, who
+from tests.replication.loopback import ANYBODY, DEADLINE_S, Handler, calling, listening, trusting, until, who
 from tests.replication.recorder import MAX_FRAME_BYTES, NONCE, OPENING, Recorder, ended
 from tests.replication.running import Cluster
 
@@ -147,14 +147,14 @@ async def test_a_dialled_peer_that_lacks_what_became_required_during_the_hello_i
 
 
 async def _left_link(told: Recorder, session: ClientSession, address: str) -> str:
-    link = Link(told, session, "n2", address, None)
+    link = Link(told, session, "n2", address, trusting(None))
     await until(lambda: told.failed or told.up)
     await asyncio.wait_for(link.close(), DEADLINE_S)
     return "".join(told.failed)
 
 
 async def _left_stream(told: Recorder, session: ClientSession, address: str) -> str:
-    stream = FollowerStream(told, session, 4, ("n2", address), None, MAX_FRAME_BYTES)
+    stream = FollowerStream(told, session, 4, ("n2", address), trusting(None), MAX_FRAME_BYTES)
     await until(lambda: told.closed or told.connected)
     await asyncio.gather(stream.close(), return_exceptions=True)
     return "".join(reason for _, reason in told.closed)
@@ -162,7 +162,7 @@ async def _left_stream(told: Recorder, session: ClientSession, address: str) -> 
 
 async def _left_fetch(told: Recorder, session: ClientSession, address: str) -> str:
     try:
-        async with SnapshotFetch.dialled(session, told.me, ("n2", address), 42, None):
+        async with SnapshotFetch.dialled(session, told.me, ("n2", address), 42, trusting(None)):
             return "it stays"
     except PeerRefused as error:
         return str(error)
@@ -179,7 +179,7 @@ async def test_a_fetch_of_a_peer_that_lacks_what_became_required_ends() -> None:
     told = Recorder(who("n2"))
     async with (
         serving("snapshot", told) as (session, address),
-        SnapshotFetch.dialled(session, lambda: who("n1"), ("n2", address), 42, None) as fetch,
+        SnapshotFetch.dialled(session, lambda: who("n1"), ("n2", address), 42, trusting(None)) as fetch,
     ):
         assert await fetch.manifest() == b"manifest"
         told.info = replace(told.info, requires=NEW)
@@ -237,7 +237,7 @@ async def test_strangers_that_leave_their_hello_unended_lock_no_member_out_and_t
         assert UNPROVED_LIMIT > FETCHES_LIMIT
         assert await ended(strangers[0])
 
-        socket, peer = await dial(session, address, lambda: who("n1"), "n2", purpose, SECRET, None)
+        socket, peer = await dial(session, address, lambda: who("n1"), "n2", purpose, trusting(SECRET), None)
         sockets.push_async_callback(socket.close)
         assert peer == who("n2")
         assert await ended(strangers[1])
@@ -247,11 +247,11 @@ async def test_strangers_that_leave_their_hello_unended_lock_no_member_out_and_t
 async def test_a_stranger_with_a_members_name_and_disk_raises_no_alarm_and_ends_no_link() -> None:
     mine, told = Recorder(who("n1")), Recorder(who("n2"))
     async with serving("peer", told, SECRET) as (session, address):
-        link = Link(mine, session, "n2", address, SECRET)
+        link = Link(mine, session, "n2", address, trusting(SECRET))
         await until(lambda: told.came)
         for _ in range(3):
             with pytest.raises(PeerRefused, match="peer_secret"):
-                await dial(session, address, lambda: who("n1", incarnation=2), "n2", "peer", b"a guess", None)
+                await dial(session, address, lambda: who("n1", incarnation=2), "n2", "peer", trusting(b"a guess"), None)
         assert (told.came, told.duplicates, told.replaced, mine.down) == ([who("n1")], [], [], [])
         await asyncio.wait_for(link.close(), DEADLINE_S)
 

@@ -21,7 +21,18 @@ from quire.replication.net.hello import answer_hello, dial, dial_hello
 from quire.replication.net.links import Link, LinkServer, failure_of
 from quire.replication.net.trust import Trust
 from quire.replication.net.wire import MAX_REASON, encode
-from tests.replication.loopback import ANYBODY, DEADLINE_S, Handler, calling, listening, turns, unformatted, until, who
+from tests.replication.loopback import (
+    ANYBODY,
+    DEADLINE_S,
+    Handler,
+    calling,
+    listening,
+    trusting,
+    turns,
+    unformatted,
+    until,
+    who,
+)
 from tests.replication.recorder import HEARTBEAT, NONCE, OPENING, Recorder, ended, failing
 from tests.replication.running import Cluster
 from tests.replication.world import genesis_frame, voters
@@ -45,7 +56,7 @@ async def linked(mine: Recorder, theirs: Recorder) -> AsyncGenerator[tuple[Link,
     """An open link, and the server at its other end."""
     server = LinkServer(theirs, ANYBODY)
     async with listening({"/peer": server.serve}) as address, calling() as session:
-        link = Link(mine, session, theirs.info.node_id, address, None)
+        link = Link(mine, session, theirs.info.node_id, address, trusting(None))
         try:
             await until(lambda: mine.up)
             yield link, server
@@ -74,7 +85,7 @@ async def test_a_broken_link_is_redialled_and_carries_no_old_message() -> None:
         return await server[0].serve(request)
 
     async with listening({"/peer": serve}) as address, calling() as session:
-        link = Link(mine, session, "n2", address, None)
+        link = Link(mine, session, "n2", address, trusting(None))
         await until(lambda: mine.up)
         await server[0].close()
         await until(lambda: mine.down)
@@ -101,7 +112,7 @@ async def test_a_peer_that_dials_is_dialled_back_at_once(monkeypatch: pytest.Mon
         return await server.serve(request)
 
     async with listening({"/peer": serve}) as address, calling() as session:
-        link = Link(mine, session, "n2", address, None, election_timeout_s=10_000.0)
+        link = Link(mine, session, "n2", address, trusting(None), election_timeout_s=10_000.0)
         await until(lambda: len(mine.failed) == 2)  # The first pause is none.
         came = True
         link.redial_now()
@@ -129,7 +140,7 @@ async def test_a_replica_that_a_peer_dials_dials_it_back_at_once(monkeypatch: py
         await until(lambda: len(refused) == 2)  # The first pause is none.
         came = True
         async with listening({"/peer": replica.network.link_server.serve}) as its_address:
-            socket, _ = await dial(session, its_address, lambda: who("n1"), "n2", "peer", None, None)
+            socket, _ = await dial(session, its_address, lambda: who("n1"), "n2", "peer", trusting(None), None)
             await until(lambda: told.came)
             await socket.close()
         await replica.stop()
@@ -156,8 +167,8 @@ async def test_no_task_is_left_of_links_and_streams_that_were_being_closed_when_
         node.replica.start(session, nominated=False)
         routes: dict[str, Handler] = {"/peer": network.link_server.serve, "/peer/stream": network.streams.server.serve}
         async with listening(routes) as its_address:
-            link, _ = await dial(session, its_address, lambda: who("n3"), "n2", "peer", None, None)
-            stream, _ = await dial(session, its_address, lambda: who("n3"), "n2", "stream", None, None)
+            link, _ = await dial(session, its_address, lambda: who("n3"), "n2", "peer", trusting(None), None)
+            stream, _ = await dial(session, its_address, lambda: who("n3"), "n2", "stream", trusting(None), None)
             await stream.send_bytes(encode(OPENING))
             network.message_received(who("n1"), Heartbeat(Promise(3, "n1", 1), 1, 0))
             await until(lambda: "/peer" in dialled and network.reports.stream is not None)
@@ -188,7 +199,7 @@ async def test_a_refused_link_reports_why_and_keeps_dialling() -> None:
     mine, theirs = Recorder(who("n1")), Recorder(who("n2", cluster_id=b"another cluster."))
     server = LinkServer(theirs, ANYBODY)
     async with listening({"/peer": server.serve}) as address, calling() as session:
-        link = Link(mine, session, "n2", address, None)
+        link = Link(mine, session, "n2", address, trusting(None))
         await until(lambda: len(mine.failed) == 2)
         await link.close()
 
@@ -235,7 +246,7 @@ async def test_an_unformatted_node_accepts_the_genesis_that_it_is_shown() -> Non
     node = forming("n2", "n1", "n2")
     async with listening({"/peer": node.serve}) as address, calling() as session:
         formed = asyncio.create_task(node.run(session, {}))
-        link = Link(Recorder(who("n1")), session, "n2", address, None)
+        link = Link(Recorder(who("n1")), session, "n2", address, trusting(None))
         await until(lambda: link.peer is not None)
         link.send(GenesisOffer(frame, committed=False))
         await turns(200)
@@ -250,7 +261,7 @@ async def test_a_dial_after_the_genesis_was_accepted_is_refused_and_not_left_unh
     node = forming("n2", "n1", "n2")
     async with listening({"/peer": node.serve}) as address, calling() as session:
         formed = asyncio.create_task(node.run(session, {}))
-        link = Link(Recorder(who("n1")), session, "n2", address, None)
+        link = Link(Recorder(who("n1")), session, "n2", address, trusting(None))
         await until(lambda: link.peer is not None)
         link.send(GenesisOffer(genesis_frame(voters("n1")), committed=True))
         await asyncio.wait_for(formed, DEADLINE_S)
@@ -264,7 +275,7 @@ async def test_a_hello_during_the_acceptance_of_a_genesis_ends_refused_and_not_u
     async with listening({"/peer": node.serve}) as address, calling() as session:
         formed = asyncio.create_task(node.run(session, {}))
         socket = await session.ws_connect(f"http://{address}/peer")
-        link = Link(Recorder(who("n1")), session, "n2", address, None)
+        link = Link(Recorder(who("n1")), session, "n2", address, trusting(None))
         await until(lambda: link.peer is not None)
         link.send(GenesisOffer(genesis_frame(voters("n1")), committed=True))
         await asyncio.wait_for(formed, DEADLINE_S)

@@ -20,7 +20,7 @@ from quire.replication.net.hello import PeerInfo, answer_hello, dial_hello
 from quire.replication.net.links import LinkServer
 from quire.replication.net.streams import FollowerStream, Outbox, StreamServer
 from quire.replication.net.wire import ANSWER, FRAMES, SHIPMENT, Positions, Shipment, decode_stream, encode
-from tests.replication.loopback import ANYBODY, DEADLINE_S, calling, listening, turns, until, who
+from tests.replication.loopback import ANYBODY, DEADLINE_S, calling, listening, trusting, turns, until, who
 from tests.replication.recorder import HEARTBEAT, MAX_FRAME_BYTES, NONCE, OPENING, Recorder, ended, failing
 from tests.replication.running import Cluster
 
@@ -66,7 +66,7 @@ def shipment(raw: bytes, *, commit_index: int = 5) -> bytes:
 @asynccontextmanager
 async def following(leader: Leader, told: Recorder, *, leader_id: str = "n1") -> AsyncGenerator[FollowerStream]:
     async with listening({"/peer/stream": leader.serve}) as address, calling() as session:
-        stream = FollowerStream(told, session, 4, (leader_id, address), None, MAX_FRAME_BYTES)
+        stream = FollowerStream(told, session, 4, (leader_id, address), trusting(None), MAX_FRAME_BYTES)
         try:
             yield stream
         finally:
@@ -154,7 +154,7 @@ async def test_a_stream_closed_during_its_hello_leaves_no_connection_behind() ->
 
     arrived = asyncio.Event()
     async with listening({"/peer/stream": say_nothing}) as address, calling() as session:
-        stream = FollowerStream(told, session, 4, ("n1", address), None, MAX_FRAME_BYTES)
+        stream = FollowerStream(told, session, 4, ("n1", address), trusting(None), MAX_FRAME_BYTES)
         await asyncio.wait_for(arrived.wait(), DEADLINE_S)
         await turns(20)
         stream.close()

@@ -14,7 +14,7 @@ from quire.replication.net.hello import SNAPSHOT_PATH, PeerInfo, dial
 from quire.replication.net.snapshots import FETCHES_LIMIT, PING_S, SnapshotFetch, SnapshotServer
 from quire.replication.net.sockets import Socket
 from quire.replication.net.wire import BadMessage
-from tests.replication.loopback import ANYBODY, listening, until, who
+from tests.replication.loopback import ANYBODY, listening, trusting, until, who
 
 INDEX = 42
 LARGE_BYTES = 48 << 20  # More than the kernel buffers of a connection.
@@ -46,7 +46,7 @@ async def fetching() -> AsyncGenerator[tuple[SnapshotServer, SnapshotFetch, Sock
         listening({SNAPSHOT_PATH: server.serve}) as address,
         ClientSession() as session,
     ):
-        socket, _ = await dial(session, address, lambda: who("n2"), "n1", "snapshot", None, PING_S)
+        socket, _ = await dial(session, address, lambda: who("n2"), "n1", "snapshot", trusting(None), PING_S)
         fetch = SnapshotFetch(socket, INDEX)
         assert await fetch.manifest() == b"manifest"
         assert source.served == [[INDEX]]  # Before the first read: a snapshot that goes beside it is found damaged.
@@ -97,7 +97,9 @@ async def test_of_peers_that_say_hello_at_the_same_time_no_more_than_the_limit_a
     ):
 
         async def manifest(number: int) -> bytes:
-            socket, _ = await dial(session, address, lambda: who(f"n{number}"), "n1", "snapshot", None, PING_S)
+            socket, _ = await dial(
+                session, address, lambda: who(f"n{number}"), "n1", "snapshot", trusting(None), PING_S
+            )
             sockets.push_async_callback(socket.close)
             return await SnapshotFetch(socket, INDEX).manifest()
 

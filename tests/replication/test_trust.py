@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from ssl import SSLContext
 
 import pytest
 from aiohttp import ClientSession, web
@@ -19,7 +20,7 @@ from quire.replication.net.snapshots import SnapshotServer
 from quire.replication.net.streams import StreamServer
 from quire.replication.net.trust import Trust
 from quire.replication.net.wire import BadMessage
-from tests.replication.loopback import DEADLINE_S, HOST, calling, listening, turns, unformatted, until, who
+from tests.replication.loopback import DEADLINE_S, HOST, calling, listening, trusting, turns, unformatted, until, who
 from tests.replication.recorder import Recorder
 from tests.replication.running import Cluster, Running
 from tests.replication.strangers import answering, frame, rest
@@ -32,28 +33,55 @@ FAR = "10.0.0.9"
 
 
 @pytest.mark.parametrize(
-    ("secrets", "insecure", "believed"),
+    ("secrets", "believed"),
     [
-        ((), False, {("n1", HOST), ("n1", "::1"), ("n1", "::ffff:127.0.0.1")}),
-        ((), True, {("n1", HOST), ("n1", "::1"), ("n1", "::ffff:127.0.0.1"), ("n1", FAR), ("n1", f"::ffff:{FAR}")}),
-        ((SECRET,), False, None),
+        ((), {("n1", HOST), ("n1", "::1"), ("n1", "::ffff:127.0.0.1")}),
+        ((SECRET,), None),
     ],
 )
-def test_who_is_believed(secrets: tuple[bytes, ...], insecure: bool, believed: set[tuple[str, str]] | None) -> None:
-    trust = Trust(secrets, MEMBERS.__contains__, insecure)
+def test_who_is_believed_without_certificates(
+    secrets: tuple[bytes, ...], believed: set[tuple[str, str]] | None
+) -> None:
+    trust = Trust(secrets, MEMBERS.__contains__)
     callers = {
         (node, host) for node in ("n1", "n9") for host in (HOST, "::1", "::ffff:127.0.0.1", FAR, f"::ffff:{FAR}")
     }
 
     found = {
-        (node, host) for node, host in callers if not trust.doubt_of_caller(host) and not trust.doubt_of_peer(node)
+        (node, host)
+        for node, host in callers
+        if not trust.doubt_of_caller(host, None) and not trust.doubt_of_peer(node, None)
     }
 
     assert found == (callers if believed is None else believed)
 
 
 def test_a_caller_without_an_address_is_not_believed() -> None:
-    assert Trust((), MEMBERS.__contains__).doubt_of_caller(None)
+    assert Trust((), MEMBERS.__contains__).doubt_of_caller(None, None)
+
+
+class _NoCertificates:
+    """Certificates that nobody shows."""
+
+    def dialling(self, node_id: str) -> tuple[SSLContext, str]:
+        raise NotImplementedError(node_id)
+
+    def node_of(self, request: web.Request) -> str | None:
+        raise NotImplementedError(request)
+
+
+@pytest.mark.parametrize("secrets", [(), (SECRET,)])
+def test_with_certificates_only_a_caller_that_shows_its_own_is_believed(secrets: tuple[bytes, ...]) -> None:
+    trust = Trust(secrets, MEMBERS.__contains__, _NoCertificates())
+    shown = {(node, issued_to) for node in ("n1", "n9") for issued_to in (None, "n1", "n2", "n9")}
+
+    believed = {
+        (node, issued_to)
+        for node, issued_to in shown
+        if not trust.doubt_of_caller(HOST, issued_to) and not trust.doubt_of_peer(node, issued_to)
+    }
+
+    assert believed == {("n1", "n1"), ("n9", "n9")}
 
 
 # At the three paths
@@ -89,7 +117,7 @@ async def test_without_a_secret_a_stranger_is_refused_and_told_why(purpose: str,
     async with serving(purpose, told, Trust((), MEMBERS.__contains__), remote) as (session, address):
         for peer in (who(claimed), replace(who(claimed), incarnation=2), unformatted(claimed)):
             with pytest.raises(PeerRefused, match="stranger"):
-                await dial(session, address, lambda peer=peer: peer, "n2", purpose, None, None)  # type: ignore[misc]
+                await dial(session, address, lambda peer=peer: peer, "n2", purpose, trusting(None), None)  # type: ignore[misc]
     assert (told.came, told.opened, told.duplicates, told.replaced, told.doubts) == ([], [], [], [], [])
 
 
@@ -97,7 +125,7 @@ async def test_without_a_secret_a_stranger_is_refused_and_told_why(purpose: str,
 async def test_with_a_secret_a_peer_that_is_no_member_is_believed_from_anywhere(purpose: str) -> None:
     trust = Trust((OTHER, SECRET), MEMBERS.__contains__)
     async with serving(purpose, Recorder(who("n2")), trust, FAR) as (session, address):
-        socket, peer = await dial(session, address, lambda: who("n9"), "n2", purpose, SECRET, None)
+        socket, peer = await dial(session, address, lambda: who("n9"), "n2", purpose, trusting(SECRET), None)
         assert peer == who("n2")
         await socket.close()
 
@@ -105,11 +133,11 @@ async def test_with_a_secret_a_peer_that_is_no_member_is_believed_from_anywhere(
 async def test_unequal_secrets_are_said_at_both_ends_with_the_peers_name() -> None:
     mine, theirs = Recorder(who("n1")), Recorder(who("n2"))
     async with serving("peer", theirs, Trust((SECRET,), MEMBERS.__contains__)) as (session, address):
-        link = Link(mine, session, "n2", address, OTHER)
+        link = Link(mine, session, "n2", address, trusting(OTHER))
         await until(lambda: mine.failed and theirs.doubts)
         await asyncio.wait_for(link.close(), DEADLINE_S)
         with pytest.raises(PeerRefused, match="of n9 and"):
-            await dial(session, address, lambda: who("n9"), "n2", "peer", OTHER, None)
+            await dial(session, address, lambda: who("n9"), "n2", "peer", trusting(OTHER), None)
     assert "the peer secrets of n1 and of this node do not match: they differ" in mine.failed[0]
     assert {node_id for node_id, _ in theirs.doubts} == {"n1"}, "a stranger's words go nowhere"
 
@@ -117,15 +145,15 @@ async def test_unequal_secrets_are_said_at_both_ends_with_the_peers_name() -> No
 async def test_who_goes_under_the_name_of_a_connected_member_is_not_reported_as_that_member() -> None:
     told = Recorder(who("n2"))
     async with serving("peer", told, Trust((SECRET,), MEMBERS.__contains__)) as (session, address):
-        socket, _ = await dial(session, address, lambda: who("n1"), "n2", "peer", SECRET, None)
+        socket, _ = await dial(session, address, lambda: who("n1"), "n2", "peer", trusting(SECRET), None)
         await until(lambda: told.came)
         with pytest.raises(PeerRefused):
-            await dial(session, address, lambda: who("n1"), "n2", "peer", OTHER, None)
+            await dial(session, address, lambda: who("n1"), "n2", "peer", trusting(OTHER), None)
         assert told.doubts == []
 
         await socket.close()
         with pytest.raises(PeerRefused):
-            await dial(session, address, lambda: who("n1"), "n2", "peer", OTHER, None)
+            await dial(session, address, lambda: who("n1"), "n2", "peer", trusting(OTHER), None)
         assert [node_id for node_id, _ in told.doubts] == ["n1"]
 
 
@@ -137,7 +165,7 @@ async def test_a_dialler_that_speaks_one_of_the_accepted_secrets_is_believed_and
     trust = Trust(spoken, MEMBERS.__contains__)
     async with serving("peer", Recorder(who("n2")), Trust(accepted, MEMBERS.__contains__)) as (session, address):
         try:
-            socket, _ = await dial(session, address, lambda: who("n1"), "n2", "peer", trust.secret, None)
+            socket, _ = await dial(session, address, lambda: who("n1"), "n2", "peer", trust, None)
         except PeerRefused:
             assert spoken[0] not in accepted
         else:
@@ -156,7 +184,7 @@ async def test_at_each_step_of_a_rotation_nodes_before_it_and_after_it_believe_e
 ) -> None:
     spoken, accepted = (Trust(ROTATION[step + ahead], MEMBERS.__contains__) for ahead in (is_ahead, not is_ahead))
     async with serving("peer", Recorder(who("n2")), accepted) as (session, address):
-        socket, _ = await dial(session, address, lambda: who("n1"), "n2", "peer", spoken.secret, None)
+        socket, _ = await dial(session, address, lambda: who("n1"), "n2", "peer", spoken, None)
         await socket.close()
 
 
@@ -175,8 +203,8 @@ async def test_a_genesis_that_no_member_shows_captures_no_waiting_node(secret: b
     node, frame = forming(trust), genesis_frame(voters("n1", "n2"))
     async with listening({"/peer": node.serve}) as address, calling() as session:
         formed = asyncio.create_task(node.run(session, {}))
-        stranger, told = Link(Recorder(who("n9")), session, "n2", address, secret), Recorder(who("n1"))
-        links = [stranger, Link(told, session, "n2", address, secret)]
+        stranger, told = Link(Recorder(who("n9")), session, "n2", address, trusting(secret)), Recorder(who("n1"))
+        links = [stranger, Link(told, session, "n2", address, trusting(secret))]
         await until(lambda: told.up and (secret is None or stranger.peer is not None))
         stranger.send(GenesisOffer(frame, committed=True))
         await turns(200)
@@ -192,10 +220,10 @@ async def test_a_waiting_node_says_which_member_does_not_prove_its_secret() -> N
     async with listening({"/peer": node.serve}) as address, calling() as session:
         for claimed in ("n1", "n9"):
             with pytest.raises(PeerRefused):
-                await dial(session, address, lambda claimed=claimed: who(claimed), "n2", "peer", OTHER, None)  # type: ignore[misc]
+                await dial(session, address, lambda claimed=claimed: who(claimed), "n2", "peer", trusting(OTHER), None)  # type: ignore[misc]
         assert list(node.failures) == ["link from n1"]
         assert "n1: peer_secret" in node.awaited()
-        socket, _ = await dial(session, address, lambda: who("n1"), "n2", "peer", SECRET, None)
+        socket, _ = await dial(session, address, lambda: who("n1"), "n2", "peer", trusting(SECRET), None)
         await until(lambda: not node.failures)
         await socket.close()
 
@@ -374,7 +402,7 @@ async def test_who_does_not_know_the_secret_halts_nobody_by_saying_that_it_is_of
             for member in ("n2", "n3"):
                 foreign = replace(who(member), cluster_id=bytes(reversed(range(16))))
                 with pytest.raises(PeerRefused):
-                    await dial(session, address, lambda foreign=foreign: foreign, "n1", "peer", secret, None)  # type: ignore[misc]
+                    await dial(session, address, lambda foreign=foreign: foreign, "n1", "peer", trusting(secret), None)  # type: ignore[misc]
             assert len(node.owner.halts) == halts
         assert "another cluster than n2, n3" in node.owner.halts[0]
 

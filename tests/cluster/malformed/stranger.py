@@ -18,6 +18,7 @@ from quire.replication.net.hello import (
 )
 from quire.replication.net.sockets import close_socket
 from quire.replication.net.wire import MAX_MESSAGE_BYTES
+from tests.replication.loopback import trusting
 
 DEADLINE_S = 30.0
 ENDED = frozenset({WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR})
@@ -75,7 +76,9 @@ class Stranger:
     @asynccontextmanager
     async def dialled(self, address: str, node_id: str, purpose: str = "peer") -> AsyncGenerator[Line]:
         """A connection to a node, open while the block runs."""
-        socket, _ = await dial(self._session, address, lambda: self.info, node_id, purpose, self._secret, None)
+        socket, _ = await dial(
+            self._session, address, lambda: self.info, node_id, purpose, trusting(self._secret), None
+        )
         try:
             yield Line(socket)
         finally:
