@@ -1,0 +1,231 @@
+"""The file of the tokens by which clients are known. It holds the SHA-256 of each token, never the token itself.
+
+    # name:sha256:role:expiry
+    app:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08:write:2027-02-24T12:00:00Z
+    prometheus:60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752:read:never
+
+A token is 256 random bits, so a slow hash or a salt would add nothing to it. Blank lines and lines that begin with #
+are ignored. The last line ends in a line feed: a file without it is half written, and is refused.
+"""
+
+import base64
+import hashlib
+import hmac
+import re
+import secrets
+import stat
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ..errors import ClusterError
+from .files import PRIVATE, NewFile, locked, read_bounded, replace_files
+from .roles import Role
+
+PREFIX = "quire_"
+TOKEN_BYTES = 32
+TOKEN_ROLES = {role.word: role for role in (Role.READ, Role.WRITE, Role.ADMIN)}
+MAX_TOKENS = 1000
+MAX_FILE_BYTES = 1024 * 1024
+NEVER = "never"
+HEADING = "# name:sha256:role:expiry; written by `quire token`\n"
+NEW = "quire token new NAME --role read|write|admin --file FILE"
+
+_NAME = re.compile(rf"(?!{PREFIX})[a-z0-9][a-z0-9._-]{{0,63}}")  # Never a token's text: names are shown.
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_EXPIRY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
+_EXPIRY_FORM = "%Y-%m-%dT%H:%M:%SZ"
+
+
+class TokensRefused(ClusterError):
+    """The token file cannot be used or changed; the text says why and what to do, and holds nothing secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One line of the file. `expires_at` is in seconds since 1970; None: it does not expire."""
+
+    name: str
+    digest: bytes = field(repr=False)
+    role: Role
+    expires_at: float | None
+
+    def is_expired(self, now: float) -> bool:
+        """Whether the token has no effect any more at this time, in seconds since 1970."""
+        return self.expires_at is not None and now >= self.expires_at
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFile:
+    """The tokens of a file, as they were when it was read."""
+
+    tokens: tuple[Token, ...] = ()
+    alarm: str | None = None
+    """A sentence that every user of the machine may read or change the file, and what to do; None if they may not."""
+    _by_digest: dict[bytes, Token] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_digest", {token.digest: token for token in self.tokens})
+
+    def find(self, text: str) -> Token | None:
+        """The token with this text, even if it has expired; None if there is none."""
+        digest = _digest_of(text)
+        # The time of the lookup depends on the digest alone, which nobody can choose to be near another.
+        found = self._by_digest.get(digest)
+        return found if found is not None and hmac.compare_digest(found.digest, digest) else None
+
+    def by_name(self, name: str) -> Token | None:
+        """The token of this name, even if it has expired; None if there is none."""
+        return next((token for token in self.tokens if token.name == name), None)
+
+
+def read_tokens(path: Path) -> TokenFile:
+    """Read the tokens of a file.
+
+    Raises:
+        TokensRefused: the file cannot be read, is half written or too large, has a malformed line, or a name or token
+            twice.
+    """
+    return _parsed(path, *_content(path))
+
+
+def add_token(path: Path, name: str, role: Role, expires_at: float | None) -> str:
+    """Add a token to the file, which is created if there is none; return the token's text. Durable on return.
+
+    Raises:
+        TokensRefused: the name or role is not one, or is taken; the file is refused, full, or cannot be written. The
+            file is unchanged.
+    """
+    if not _NAME.fullmatch(name):
+        form = "1 to 64 of a-z, 0-9 and ._- that begin with a letter or digit"
+        raise TokensRefused(f"the name is not {form}, or begins with {PREFIX}; choose another")
+    if role not in TOKEN_ROLES.values():
+        raise TokensRefused(f"a token's role is one of {', '.join(TOKEN_ROLES)}, not {role.word}")
+    text = PREFIX + base64.urlsafe_b64encode(secrets.token_bytes(TOKEN_BYTES)).rstrip(b"=").decode()
+    line = f"{name}:{_digest_of(text).hex()}:{role.word}:{expiry_text(expires_at)}\n"
+    try:
+        with locked(path.resolve().parent):
+            old, mode = _content(path) if path.exists() else (HEADING.encode(), PRIVATE)
+            if _parsed(path, old, mode).by_name(name) is not None:
+                revoke = f"revoke it first (`quire token revoke {name} --file {path}`)"
+                raise TokensRefused(
+                    f"{path} has a token {name} already; {revoke}, or choose another name, such as {name}-2"
+                )
+            new = old + line.encode()
+            _parsed(path, new, mode)
+            replace_files(NewFile(path, new))
+    except OSError as error:
+        raise _not_written(path, error) from None
+    return text
+
+
+def revoke_token(path: Path, name: str) -> None:
+    """Remove a token from the file. Other lines stay as they are. Durable on return.
+
+    Raises:
+        TokensRefused: there is no token of that name; the file is refused, or cannot be written. The file is unchanged.
+    """
+    try:
+        with locked(path.resolve().parent):
+            old, mode = _content(path)
+            if _parsed(path, old, mode).by_name(name) is None:
+                shown = f"named {name}" if _NAME.fullmatch(name) else "of that name"
+                raise TokensRefused(f"{path} has no token {shown}; `quire token list --file {path}` lists them")
+            kept = [line for line in old.decode().split("\n") if line.strip().partition(":")[0] != name]
+            replace_files(NewFile(path, "\n".join(kept).encode() or HEADING.encode()))
+    except OSError as error:
+        raise _not_written(path, error) from None
+
+
+def expiry_text(expires_at: float | None) -> str:
+    """The time at which a token expires, as in the file: UTC to the second, or `never`."""
+    return NEVER if expires_at is None else datetime.fromtimestamp(int(expires_at), UTC).strftime(_EXPIRY_FORM)
+
+
+def _digest_of(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()  # A header may hold any byte.
+
+
+def _content(path: Path) -> tuple[bytes, int]:
+    try:
+        return read_bounded(path, MAX_FILE_BYTES)
+    except FileNotFoundError:
+        raise TokensRefused(f"the token file {path} does not exist; make it with `{NEW}`") from None
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        advice = "make it readable to the node's user or to a group of that user"
+        raise TokensRefused(f"the token file {path} cannot be read: {why}; {advice}") from None
+
+
+def _parsed(path: Path, data: bytes, mode: int) -> TokenFile:
+    if len(data) > MAX_FILE_BYTES:
+        raise TokensRefused(f"the token file {path} has more than {MAX_FILE_BYTES:,} bytes; revoke what is not used")
+    if not data.endswith(b"\n"):
+        advice = "copy the whole file again, or end that line"
+        raise TokensRefused(f"the token file {path} is half written: its last line has no line feed; {advice}")
+    try:
+        lines = data.decode().split("\n")
+    except UnicodeDecodeError:
+        raise TokensRefused(f"the token file {path} is not text; make another with `{NEW}`") from None
+    tokens: list[Token] = []
+    names: set[str] = set()
+    digests: set[bytes] = set()
+    for number, line in enumerate(map(str.strip, lines), 1):
+        if not line or line.startswith("#"):
+            continue
+        where = f"the token file {path}, line {number}"
+        token = _token_of(line, where)
+        if token.name in names:
+            raise TokensRefused(f"{where}: the name {token.name} is there twice; remove one of the lines")
+        if token.digest in digests:
+            raise TokensRefused(f"{where}: the token {token.name} has another name above; remove one of the lines")
+        names.add(token.name)
+        digests.add(token.digest)
+        tokens.append(token)
+    if len(tokens) > MAX_TOKENS:
+        raise TokensRefused(f"the token file {path} has more than {MAX_TOKENS:,} tokens; revoke what is not used")
+    return TokenFile(tuple(tokens), _alarm_of(path, mode))
+
+
+def _token_of(line: str, where: str) -> Token:
+    """The token of a line. An error shows no part of it but a valid name, since it may hold a token by mistake."""
+    parts = line.split(":", 3)
+    if len(parts) != 4 or not _NAME.fullmatch(parts[0]):
+        raise TokensRefused(f"{where} is not NAME:SHA256:ROLE:EXPIRY; remove it, and make a token with `{NEW}`")
+    name, digest, role, expiry = parts
+    if not _DIGEST.fullmatch(digest):
+        raise TokensRefused(
+            f"{where}: the token {name} has no SHA-256 of 64 hexadecimal digits; revoke it and make another"
+        )
+    if role not in TOKEN_ROLES:
+        raise TokensRefused(f"{where}: the role of {name} is none of {', '.join(TOKEN_ROLES)}; correct it")
+    return Token(name, bytes.fromhex(digest), TOKEN_ROLES[role], _expiry_of(expiry, f"{where}: the expiry of {name}"))
+
+
+def _expiry_of(text: str, what: str) -> float | None:
+    if text == NEVER:
+        return None
+    try:
+        if not _EXPIRY.fullmatch(text):
+            raise ValueError(text)
+        return datetime.strptime(text, _EXPIRY_FORM).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        raise TokensRefused(
+            f"{what} is neither `{NEVER}` nor a time such as 2027-02-24T12:00:00Z; correct it"
+        ) from None
+
+
+def _alarm_of(path: Path, mode: int) -> str | None:
+    if not mode & (stat.S_IROTH | stat.S_IWOTH):
+        return None
+    return (
+        f"the token file {path} has mode {stat.S_IMODE(mode):04o}: every user of this machine may read or change it; "
+        f"run `chmod o= {path}`, and look for tokens that you did not make (`quire token list --file {path}`)"
+    )
+
+
+def _not_written(path: Path, error: OSError) -> TokensRefused:
+    why = (error.strerror or str(error)).lower()
+    return TokensRefused(
+        f"{path} cannot be changed: {why}; check that {path.parent} exists and that you may write to it"
+    )
