@@ -4,7 +4,7 @@ The classes say whose fault it was; the values are attributes:
 
 - the caller's: Malformed, CommandsRefused, QueryRefused, LimitExceeded, WrongIndex, Truncated, SequenceRefused,
   SessionRefused, SessionUnknown, NodeUnknown, MembersFull, OutOfBounds, NotCommitted, Expired, NotInThisMode,
-  BodyTimeout, HostRefused, OriginRefused
+  BodyTimeout, HostRefused, OriginRefused, Unauthorized, Forbidden, SessionOwned
 - temporary, so retry here or elsewhere (nothing was written): NotLeader, NoLeader, LeaderUnreachable, Overloaded,
   NodeStopping, TransferFailed, DiskFullError, ResourcesExhaustedError, StateUnavailable, CorruptHere, SessionsFull,
   SnapshotFailed, and of a promotion: LeaderNotServing, ChangeUnderWay, NodeNotConnected, NodeBehind, VotersUnheard
@@ -29,6 +29,34 @@ class ClusterError(QuireError):
 def _shown(text: str) -> str:
     """An untrusted value, shortened for an error message."""
     return ascii(text) if len(text) <= SHOWN_LENGTH else f"{text[:SHOWN_LENGTH]!a}..."
+
+
+class Unauthorized(ClusterError):
+    """The caller has shown no token, or none that has an effect; nothing was done."""
+
+    def __init__(self, node_id: str, why: str, *, shown: bool) -> None:
+        super().__init__(f"{node_id} {why}")
+        self.reason = why
+        self.shown = shown
+        """Whether there was a token at all."""
+
+
+class Forbidden(ClusterError):
+    """The caller's role may not do this; nothing was done."""
+
+    def __init__(self, has: str, needs: str) -> None:
+        super().__init__(f"this needs the role {needs}, and the caller has {has}")
+        self.has = has
+        self.needs = needs
+
+
+class SessionOwned(ClusterError):
+    """The session belongs to the token of another name; nothing was done."""
+
+    def __init__(self, session: int, owner: str) -> None:
+        super().__init__(f"session {session} belongs to the token {owner}, which opened it; open a session of your own")
+        self.session = session
+        self.owner = owner
 
 
 class Malformed(ClusterError):

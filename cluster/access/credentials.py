@@ -16,6 +16,8 @@ from ssl import SSLContext
 import structlog
 from aiohttp import web
 
+from quire.replication.net.trust import dialling
+
 from .tls import Tls, TlsFiles, TlsRefused, load_tls, name_of_node, node_in
 from .tokens import TokenFile, TokensRefused, read_tokens
 
@@ -102,7 +104,11 @@ class Credentials:
     def _read(self) -> tuple[Tls | None, TokenFile | None]:
         files = self._files
         tls = None if files.tls is None else load_tls(files.tls, self._node_id)
-        if tls is not None and self.tls is not None and (tls.cluster, tls.node_id) != (self.tls.cluster, self.tls.node_id):
+        if (
+            tls is not None
+            and self.tls is not None
+            and (tls.cluster, tls.node_id) != (self.tls.cluster, self.tls.node_id)
+        ):
             raise TlsRefused(
                 f"the new certificate is of {tls.node_id} of the cluster {tls.cluster}, and this is {self.tls.node_id} "
                 f"of the cluster {self.tls.cluster}; stop this process before it becomes another"
@@ -116,6 +122,15 @@ class Credentials:
         return tuple(_fingerprint_of(path) for path in self._files.paths)
 
     # Certificates
+
+    @property
+    def certificates(self) -> "Credentials | None":
+        """These, if there are certificates."""
+        return None if self.tls is None else self
+
+    def dialled_by(self, node_id: str) -> tuple[str, SSLContext | bool, str | None]:
+        """How this node dials another: the scheme, and aiohttp's `ssl` and `server_hostname`."""
+        return dialling(self.certificates, node_id)
 
     def dialling(self, node_id: str) -> tuple[SSLContext, str]:
         """The context for dialling that node, and the name that it must prove. Only with certificates."""
@@ -131,9 +146,9 @@ class Credentials:
 
     # Alarms
 
-    def answered(self, node_id: str, status: int) -> None:
-        """Note how another node answered a request whose token this node accepts: its token file may differ."""
-        if status in (web.HTTPUnauthorized.status_code, web.HTTPForbidden.status_code):
+    def answered(self, node_id: str, *, refuses: bool) -> None:
+        """Note whether another node refuses a token that this node accepts: then their token files differ."""
+        if refuses:
             if node_id not in self._unequal:
                 self._unequal[node_id] = (
                     f"{node_id} refuses a token that this node accepts: their token files differ; give every node the "
@@ -154,8 +169,12 @@ class Credentials:
             found.append(self.tokens.alarm)
         if self.tls is not None:
             node = self.tls.node_id
-            found += _expiry("this node's certificate", self.tls.expires_at, f"run `quire certs node DIR {node}` and copy")
-            found += _expiry("a CA's certificate", self.tls.ca_expires_at, "renew the CA (deploy/runbook.md) or retire it in")
+            found += _expiry(
+                "this node's certificate", self.tls.expires_at, f"run `quire certs node DIR {node}` and copy"
+            )
+            found += _expiry(
+                "a CA's certificate", self.tls.ca_expires_at, "renew the CA (deploy/runbook.md) or retire it in"
+            )
         return [*found, *self._unequal.values()]
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ClusterError
+from .files import read_bounded
 
 DOMAIN = "quire"
 CLUSTER_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -59,6 +60,8 @@ class Tls:
     """When the first of the trusted CAs expires."""
     ca_digests: frozenset[bytes]
     """SHA-256 of each trusted CA's certificate."""
+    dns_names: frozenset[str]
+    """Every DNS name in the node's certificate; clients may dial it under any of them."""
 
     @property
     def node_name(self) -> str:
@@ -101,7 +104,8 @@ def load_tls(files: TlsFiles, node_id: str | None = None) -> Tls:
         TlsRefused: a file cannot be read or is cut off, or they do not belong together.
     """
     ca = _text_of(files.ca, "tls_ca")
-    _text_of(files.certificate, "tls_cert")
+    for path, name in ((files.certificate, "tls_cert"), (files.key, "tls_key")):
+        _text_of(path, name)
     clients = _server_context(files)
     peers = _server_context(files)
     dialling = _trusting(ca, files.ca)
@@ -127,6 +131,7 @@ def load_tls(files: TlsFiles, node_id: str | None = None) -> Tls:
         _expiry_of(certificate),
         min(_expiry_of(each) for each in dialling.get_ca_certs()),
         frozenset(hashlib.sha256(each).digest() for each in dialling.get_ca_certs(binary_form=True)),
+        frozenset(_dns_names(certificate)),
     )
 
 
@@ -149,8 +154,7 @@ def load_client_tls(ca: Path, cluster: str | None = None) -> ClientTls:
 
 def _text_of(path: Path, what: str) -> str:
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+        data, _ = read_bounded(path, MAX_FILE_BYTES)
     except OSError as error:
         raise TlsRefused(f"{what} {path} cannot be read: {(error.strerror or str(error)).lower()}") from None
     # A file that is being written has its last line without its end, or a certificate without its last line.

@@ -234,6 +234,14 @@ class Fitness(Unfitness):
     lower: list[Unfitness]
 
 
+class Certificate(TypedDict):
+    """A node's certificate: its cluster, and when it and the first of its CAs expire, in seconds since 1970."""
+
+    cluster: str
+    expires_at: float
+    ca_expires_at: float
+
+
 class Status(TypedDict):
     """A node's status; `docs/architecture.md` says what the fields mean.
 
@@ -250,6 +258,7 @@ class Status(TypedDict):
     ready: bool
     reasons: list[str]
     machine: Machine
+    certificate: Certificate | None
     link_failures: dict[str, str]
     alarms: list[str]
     cluster_id: str

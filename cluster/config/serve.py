@@ -10,9 +10,11 @@ from pydantic_settings import NoDecode
 
 from quire.log import LARGEST_STORE_BYTES
 from quire.replication import NODE_ID
-from quire.replication.address import host_and_port, is_loopback
+from quire.replication.address import host_and_port
 from quire.sm import SESSION_TTL_S, STATE_BYTES
 
+from ..access.credentials import CredentialFiles
+from .access import TlsCa, TlsCert, TlsKey, Tokens, check_reach, credential_files
 from .origins import Allow
 from .settings import Address, LogFormat, Settings, load_settings
 
@@ -116,17 +118,21 @@ class ServeConfig(Settings):
         "proxy: n2=HOST:PORT. May be repeated.",
     )
     allow: Allow = Field(default_factory=tuple)
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None
+    tls_ca: TlsCa = None
+    tokens: Tokens = None
     peer_secret_file: FilePath | None = Field(
         default=None,
         description="File with the secret by which peers authenticate each other, the same on all nodes; `quire secret "
         "new FILE` makes one. If it has several lines, the node uses the first and accepts all of them "
-        "(deploy/runbook.md, on rotation). Without a secret, the node accepts peers from this machine only, and listen "
-        "must be a loopback address.",
+        "(deploy/runbook.md, on rotation). Certificates prove more, and are enough; without either, the node accepts "
+        "peers from this machine only.",
     )
     insecure: bool = Field(
         default=False,
-        description="Listen beyond this machine without a peer secret, and trust every caller that claims to be a "
-        "member, from any address: anyone who reaches the port can stop or empty the cluster. An alarm is raised.",
+        description="Listen beyond this machine without certificates or without tokens: anyone who reaches the port "
+        "can read, write and administer. Peers must still prove a peer secret or a certificate. An alarm is raised.",
     )
     election_timeout_ms: int = Field(
         default=1000,
@@ -208,13 +214,11 @@ class ServeConfig(Settings):
             raise ValueError("members gives two nodes the same address; give each its own")
         if self.node in self.link:
             raise ValueError(f"link names this node itself ({self.node}); name only other nodes")
-        if self.insecure and self.peer_secret_file is not None:
-            raise ValueError("insecure and peer_secret_file contradict each other; remove one of them")
-        if not (self.peer_secret_file or self.insecure or is_loopback(host_and_port(self.listen)[0])):
+        check_reach(self.listen, self.credential_files, self.node, insecure=self.insecure)
+        if self.insecure and self.peer_secret_file is None and self.tls_cert is None:
             raise ValueError(
-                f"other machines can reach listen {self.listen}, and without a peer secret anyone who does can act as "
-                "a member; run `quire secret new peer-secret`, copy that file to every node, and start each with "
-                "`quire serve ... --peer-secret-file peer-secret` (or with --insecure, if you trust the whole network)"
+                "insecure needs a peer secret, since without one anyone who reaches the port can act as a member; run "
+                "`quire secret new peer-secret`, copy that file to every node, and start each with --peer-secret-file"
             )
         if self.max_request_bytes + FRAME_OVERHEAD_BYTES > self.max_frame_bytes:
             raise ValueError(
@@ -227,6 +231,11 @@ class ServeConfig(Settings):
                 f"than the {LARGEST_STORE_BYTES} bytes of the largest segment; lower one of them"
             )
         return self
+
+    @property
+    def credential_files(self) -> CredentialFiles:
+        """The files of its certificates and its tokens."""
+        return credential_files(self.tls_cert, self.tls_key, self.tls_ca, self.tokens)
 
     @property
     def heartbeat_ms(self) -> int:

@@ -14,11 +14,13 @@ from aiohttp.typedefs import Handler, Middleware
 
 from quire.replication.net.sockets import drop_frames
 
+from ..access.roles import Role
 from ..errors import ClusterError, Malformed, OutcomeUnknown, Overloaded
 from ..node.components import NodeView
 from ..node.turns import Turns
 from ..node.views.metrics import Gauge, Metrics
 from .admission.admission import ADMISSION, Admission
+from .admission.authorization import Authorization, Route
 from .admission.browsers import OWN_PAGES_ONLY, BrowserGuard, share_with_origin
 from .admission.connections import ConnectionLimit, check_whole
 from .admission.streams import StreamLimit
@@ -59,34 +61,35 @@ IDENTITY = "identity"
 READ_HEADERS = ("Accept", "Content-Type")
 READING_METHODS = frozenset({"GET", "HEAD"})
 QUERY_PATH = "/query"  # A POST that writes nothing.
+REFUSALS = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})  # They tell a stranger nothing else.
 EXPECTED_ERRORS = (ClusterError, web.HTTPException, HttpProcessingError, web.RequestPayloadError)
 
 ROUTES = (
-    web.post("/commands", post_commands),
-    web.get("/commands/stream", commands_stream),
-    web.post("/sessions", post_sessions),
-    web.get("/sessions", get_sessions),
-    web.post("/sessions/close", post_close),
-    web.get("/sessions/{session}", get_session),
-    web.delete("/sessions/{session}", delete_session),
-    web.post("/records", post_records),
-    web.get("/records", get_records),
-    web.get("/records/{index}", get_record),
-    web.get("/index_bounds", get_index_bounds),
-    web.post("/rpc/truncate", post_truncate),
-    web.get("/state", get_state),
-    web.post(QUERY_PATH, post_query),
-    web.get("/status", get_status),
-    web.get("/cluster", get_cluster),
-    web.post("/admin/transfer", post_transfer),
-    web.get("/admin/members", get_members),
-    web.post("/admin/members", post_members),
-    web.post("/admin/snapshot", post_snapshot),
-    web.post("/admin/expire", post_expire),
-    web.post("/admin/accept-code", post_accept_code),
-    web.get("/healthz", get_healthz),
-    web.get("/readyz", get_readyz),
-    web.get("/metrics", get_metrics),
+    Route("POST", "/commands", post_commands, Role.WRITE),
+    Route("GET", "/commands/stream", commands_stream, Role.WRITE),
+    Route("POST", "/sessions", post_sessions, Role.WRITE),
+    Route("GET", "/sessions", get_sessions, Role.READ),
+    Route("POST", "/sessions/close", post_close, Role.WRITE),
+    Route("GET", "/sessions/{session}", get_session, Role.READ),
+    Route("DELETE", "/sessions/{session}", delete_session, Role.WRITE),
+    Route("POST", "/records", post_records, Role.WRITE),
+    Route("GET", "/records", get_records, Role.READ),
+    Route("GET", "/records/{index}", get_record, Role.READ),
+    Route("GET", "/index_bounds", get_index_bounds, Role.READ),
+    Route("POST", "/rpc/truncate", post_truncate, Role.ADMIN),
+    Route("GET", "/state", get_state, Role.READ),
+    Route("POST", QUERY_PATH, post_query, Role.READ),
+    Route("GET", "/status", get_status, Role.READ),
+    Route("GET", "/cluster", get_cluster, Role.READ),
+    Route("POST", "/admin/transfer", post_transfer, Role.ADMIN),
+    Route("GET", "/admin/members", get_members, Role.READ),
+    Route("POST", "/admin/members", post_members, Role.ADMIN),
+    Route("POST", "/admin/snapshot", post_snapshot, Role.ADMIN),
+    Route("POST", "/admin/expire", post_expire, Role.ADMIN),
+    Route("POST", "/admin/accept-code", post_accept_code, Role.ADMIN),
+    Route("GET", "/healthz", get_healthz, Role.OPEN),
+    Route("GET", "/readyz", get_readyz, Role.OPEN),
+    Route("GET", "/metrics", get_metrics, Role.READ),
 )
 
 
@@ -104,7 +107,8 @@ def make_app(
     app = web.Application(middlewares=[errors_as_problems(HEADERS)])
     connections = ConnectionLimit() if connections is None else connections
     browsers = _browser_guard(node)
-    app[ADMISSION] = admission = Admission(connections, browsers, node.config.members)
+    authorization = Authorization(node.credentials, node.config.node)
+    app[ADMISSION] = admission = Admission(connections, browsers, authorization, node.config.members)
     gauges = _gauges(admission, lambda: app[API])
     metrics = Metrics(node, gauges, Turns() if turns is None else turns, dropped_lines)
     streams = StreamLimit()
@@ -114,8 +118,9 @@ def make_app(
     app.on_response_prepare.append(_add_leader)
     set_headers_of_all(app, browsers)
     app.on_response_prepare.append(count_answer)
-    app.add_routes(ROUTES)
-    app.add_routes(PEER_ROUTES)
+    app.cleanup_ctx.append(authorization.context(streams))
+    authorization.add_routes(app, ROUTES)
+    authorization.add_routes(app, PEER_ROUTES)
     return app
 
 
@@ -148,12 +153,14 @@ async def accept_more(
 def _browser_guard(node: NodeView) -> BrowserGuard:
     config = node.config
 
-    def in_the_log() -> Iterable[str]:
+    def named_elsewhere() -> Iterable[str]:
         members = () if node.formed is None else node.formed.replica.core.members.members
-        return (member.address for member in members)
+        yield from (member.address for member in members)
+        if node.credentials.tls is not None:
+            yield from node.credentials.tls.dns_names
 
     configured = (config.listen, *config.members.values(), *config.link.values())
-    return BrowserGuard(configured, config.allow, in_the_log)
+    return BrowserGuard(configured, config.allow, named_elsewhere)
 
 
 def _gauges(admission: Admission, api: Callable[[], NodeApi]) -> list[Gauge]:
@@ -185,14 +192,17 @@ def errors_as_problems(known_headers: frozenset[str]) -> Middleware:
 
     async def answered(request: web.Request, handler: Handler) -> web.StreamResponse:
         admission, request_id, began = request.app[ADMISSION], identify(request), time.monotonic()
+        authorization = admission.authorization
         try:
             check_whole(request)
             preflight = admission.browsers.admit(request, known_headers)
             if admission.connections.refuses(request):
                 raise Overloaded()
             if preflight is None:
+                authorization.admit(request)
                 _refuse_headers(request, known_headers)
                 response = await handler(request)
+                authorization.check_again(request)
             else:
                 response = preflight
         except EXPECTED_ERRORS as error:
@@ -205,6 +215,7 @@ def errors_as_problems(known_headers: frozenset[str]) -> Middleware:
             response = problem(500, "internal", "A fault of this node", detail, {"request_id": request_id})
         finally:
             admission.request_bodies.release(request)
+        authorization.answered(request, response)
         if (took_s := time.monotonic() - began) > SLOW_REQUEST_S and not waits_on_purpose(request):
             values = {"method": request.method, "path": request.path, "status": response.status}
             rate_limited.warning("slow request", **values, took_s=round(took_s, 3))
@@ -250,6 +261,7 @@ def _problem_for(request: web.Request, error: Exception, request_id: str) -> web
 
 def _of_cluster_error(request: web.Request, error: ClusterError, request_id: str) -> web.Response:
     answer = answer_of(error)
+    request.app[ADMISSION].authorization.refused(request, error, answer.name)
     formed = request.app[API].node.formed if API in request.app else None
     failure = None if formed is None else formed.applying.applier.failure
     is_known = failure is not None and str(failure) in str(error)  # The journal has it, once.
@@ -285,7 +297,7 @@ def _of_http_exception(request: web.Request, error: web.HTTPException, request_i
 async def _add_leader(request: web.Request, response: web.StreamResponse) -> None:
     node = request.app[API].node
     leader = node.leadership.leader_id
-    if leader is not None and leader in node.config.members and response.status != HTTPStatus.FORBIDDEN:
+    if leader is not None and leader in node.config.members and response.status not in REFUSALS:
         response.headers["Quire-Leader"] = f"{leader}={node.config.members[leader]}"
 
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
+from ssl import SSLContext
 from typing import cast
 
 import aiohttp
@@ -38,7 +39,8 @@ MESSAGES = (WSMsgType.BINARY, WSMsgType.TEXT)
 WS_TIMEOUT = ClientWSTimeout(ws_close=CLOSE_TIMEOUT_S)  # pyright: ignore[reportCallIssue]  # it does not read attr.ib
 
 _REQUEST_HEADERS = ("Content-Type", "Accept", SESSION, SEQUENCE)
-_RESPONSE_HEADERS = frozenset({"Content-Type", "Retry-After"})
+_RESPONSE_HEADERS = frozenset({"Content-Type", "Retry-After", "WWW-Authenticate"})
+_TOKEN_REFUSED = b'"urn:quire:problem:forbidden"'
 
 rate_limited = RateLimitedLog(structlog.get_logger(__name__))
 
@@ -111,7 +113,7 @@ class LeaderHop:
         node = self._node
         if node.leadership.is_leader:
             return None
-        leader, url = self._leader_url(request)
+        leader, url, context, name = self._leader_at(request)
         headers = {name: request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
         headers |= hop_headers(node, request, leader)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s(node))
@@ -119,10 +121,19 @@ class LeaderHop:
             async with (
                 self._deadline(leader),
                 self._requests.request(
-                    request.method, url, data=sendable(body), headers=headers, timeout=timeout, allow_redirects=False
+                    request.method,
+                    url,
+                    ssl=context,
+                    server_hostname=name,
+                    data=sendable(body),
+                    headers=headers,
+                    timeout=timeout,
+                    allow_redirects=False,
                 ) as response,
             ):
                 content = await _held_content(request, response, writes=writes)
+                if node.credentials.tokens is not None:
+                    node.credentials.answered(leader, refuses=_refuses_token(response.status, content))
                 kept = {name: value for name, value in response.headers.items() if _is_kept(name)}
                 return web.Response(status=response.status, body=content, headers=kept)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
@@ -158,12 +169,14 @@ class LeaderHop:
             NotLeader: the request was forwarded already.
             NoLeader, LeaderUnreachable: the stream was not opened.
         """
-        leader, url = self._leader_url(request)
+        leader, url, context, name = self._leader_at(request)
         try:
             async with asyncio.timeout(self._node.config.request_timeout_ms / 1000):
                 # No size limit: a message of the leader's is as long as its machine's results are.
                 connected = await self._streams.ws_connect(
                     url,
+                    ssl=context,
+                    server_hostname=name,
                     headers=hop_headers(self._node, request, leader),
                     max_msg_size=0,
                     heartbeat=ping_s(self._node),
@@ -197,16 +210,21 @@ class LeaderHop:
             upstream.break_cycle()
         return socket
 
-    def _leader_url(self, request: web.Request) -> tuple[str, URL]:
-        """The leader's id, and the request's URL there. Raises NotLeader, NoLeader."""
+    def _leader_at(self, request: web.Request) -> tuple[str, URL, SSLContext | bool, str | None]:
+        """The leader's id, the request's URL there, and how to dial it. Raises NotLeader, NoLeader."""
         node = self._node
-        if FORWARDED in request.headers:
+        if request.app[ADMISSION].is_forwarded(request):
             raise NotLeader(node.leadership.leader_id)
         leader = node.leadership.leader_id
         address = node.config.address_of(leader) if leader is not None else None
         if leader is None or leader == node.config.node or address is None:
             raise NoLeader
-        return leader, URL(f"http://{address}{request.rel_url.raw_path_qs}", encoded=True)
+        scheme, context, name = node.credentials.dialled_by(leader)
+        return leader, URL(f"{scheme}://{address}{request.rel_url.raw_path_qs}", encoded=True), context, name
+
+
+def _refuses_token(status: int, content: bytes) -> bool:
+    return status == HTTPStatus.UNAUTHORIZED or (status == HTTPStatus.FORBIDDEN and _TOKEN_REFUSED in content)
 
 
 async def _held_content(request: web.Request, response: aiohttp.ClientResponse, *, writes: bool) -> bytes:
@@ -243,11 +261,14 @@ def hop_headers(node: NodeView, request: web.Request, member: str) -> dict[str, 
     """The headers that a node adds to a request that it forwards to a member: that it was forwarded, and its id.
 
     `Host` is the member's own address, even if a link is used. If the log has an address for it, that one is sent: all
-    members accept it, even while their configurations are being changed node by node.
+    members accept it, even while their configurations are being changed node by node. The caller's token goes only to a
+    node that proves its name: the leader checks it against its own file.
     """
     named = None if node.formed is None else node.formed.replica.core.members.of_node(member)
     address = node.config.members[member] if named is None or name_in(named.address) is None else named.address
-    return {FORWARDED: node.config.node, REQUEST_ID: request[REQUEST_ID_KEY], hdrs.HOST: address}
+    headers = {FORWARDED: node.config.node, REQUEST_ID: request[REQUEST_ID_KEY], hdrs.HOST: address}
+    token = request.headers.get(hdrs.AUTHORIZATION)
+    return headers if token is None or node.credentials.tls is None else {**headers, hdrs.AUTHORIZATION: token}
 
 
 def _is_kept(name: str) -> bool:

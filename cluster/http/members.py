@@ -34,10 +34,13 @@ class MemberStatuses:
 
     async def ask(self, request: web.Request, node_id: str) -> tuple[dict[str, Any] | None, str | None]:
         """A member's status, or why there is none."""
-        url = f"http://{self._node.config.address_of(node_id)}/status"
+        scheme, context, name = self._node.credentials.dialled_by(node_id)
+        url = f"{scheme}://{self._node.config.address_of(node_id)}/status"
         headers, timeout = hop_headers(self._node, request, node_id), aiohttp.ClientTimeout(total=DEADLINE_S)
         try:
-            async with self._session.get(url, headers=headers, timeout=timeout, allow_redirects=False) as response:
+            async with self._session.get(
+                url, ssl=context, server_hostname=name, headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
                 content = await _read(response)
         except TimeoutError:
             return None, f"no answer within {DEADLINE_S:g} s"

@@ -14,7 +14,7 @@ import json
 from typing import Any, NamedTuple
 
 import orjson
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from ..errors import (
     BodyTimeout,
@@ -25,6 +25,7 @@ from ..errors import (
     CorruptHere,
     DiskFullError,
     Expired,
+    Forbidden,
     HostRefused,
     LeaderNotServing,
     LeaderUnreachable,
@@ -47,6 +48,7 @@ from ..errors import (
     QueryRefused,
     ResourcesExhaustedError,
     SequenceRefused,
+    SessionOwned,
     SessionRefused,
     SessionsFull,
     SessionUnknown,
@@ -54,6 +56,7 @@ from ..errors import (
     StateUnavailable,
     TransferFailed,
     Truncated,
+    Unauthorized,
     VotersUnheard,
     WrongIndex,
 )
@@ -61,6 +64,7 @@ from ..errors import (
 TYPE_PREFIX = "urn:quire:problem:"
 SESSION_CODE = "Quire-Session-Code"  # Sent as a header, because a WebSocket client cannot read the body of a refusal.
 PROBLEM_JSON = "application/problem+json"
+CHALLENGE = 'Bearer realm="quire"'
 
 
 class UnsupportedMedia(Malformed):
@@ -86,6 +90,9 @@ class Answer(NamedTuple):
 
 ANSWERS: dict[type[Exception], Answer] = {
     Malformed: Answer(400, "malformed", "The request is malformed"),
+    Unauthorized: Answer(401, "unauthorized", "A token is needed"),
+    Forbidden: Answer(403, "forbidden", "The caller's role may not do this"),
+    SessionOwned: Answer(403, "session-owned", "The session belongs to another token"),
     HostRefused: Answer(403, "host-refused", "The node does not have this name"),
     OriginRefused: Answer(403, "origin-refused", "A web page that is not allowed sent the request"),
     OutOfBounds: Answer(404, "out-of-bounds", "There is no such record"),
@@ -128,7 +135,7 @@ ANSWERS: dict[type[Exception], Answer] = {
 }
 
 # Attributes of an error that have another name in a problem. A reason is left out: it is in the detail.
-MEMBER_NAMES = {"lowest": "lowest_index", "highest": "highest_index", "reason": None}
+MEMBER_NAMES = {"lowest": "lowest_index", "highest": "highest_index", "reason": None, "shown": None}
 
 
 def answer_of(error: ClusterError) -> Answer:
@@ -150,6 +157,10 @@ def problem_of(error: ClusterError, request_id: str) -> web.Response:
     elif answer.retry_after_s is not None:
         response.headers["Retry-After"] = str(answer.retry_after_s)
     match error:
+        case Unauthorized():
+            response.headers[hdrs.WWW_AUTHENTICATE] = CHALLENGE + (', error="invalid_token"' if error.shown else "")
+        case SessionOwned():
+            response.headers[SESSION_CODE] = "SESSION_OWNED"
         case SessionUnknown():
             response.headers[SESSION_CODE] = "SESSION_EXPIRED"
         case SessionRefused():

@@ -15,10 +15,11 @@ from quire.replication import Disk, Ports, Replica, ReplicaOptions
 from quire.replication.core import CoreOptions, Identity
 from quire.replication.net.forming import Forming
 from quire.replication.net.sockets import peer_session
-from quire.replication.net.trust import Trust
+from quire.replication.net.trust import Certificates, Trust
 from quire.replication.net.wire import BadMessage
 from quire.sm import Applier, StateMachine, StateRoom, fingerprint_of, state_room
 
+from ..access.credentials import Credentials
 from ..compaction.compaction import Compaction, Factories
 from ..compaction.installing import AfterInstall
 from ..config.secret_file import SecretFile, read_secrets
@@ -41,18 +42,21 @@ COALESCED_BYTES = 1 << 20  # All waiting writes go into one frame, up to this si
 
 @dataclass(frozen=True, slots=True)
 class NodeResources:
-    """The locked data_dir, the HTTP session for dialling peers, the peer secrets, and this process's incarnation."""
+    """The locked data_dir, the HTTP session for dialling peers, what proves them, and this process's incarnation."""
 
     config: ServeConfig
     machine_type: type[StateMachine]
     data_dir: DataDir
     http: ClientSession
     secret_file: SecretFile
+    certificates: Certificates | None
     incarnation: int
     code: MachineCode
 
     @classmethod
-    async def open(cls, config: ServeConfig, machine_type: type[StateMachine]) -> "NodeResources":
+    async def open(
+        cls, config: ServeConfig, machine_type: type[StateMachine], certificates: Certificates | None
+    ) -> "NodeResources":
         """Lock and open the data_dir.
 
         Raises:
@@ -70,7 +74,7 @@ class NodeResources:
         data_dir = await asyncio.to_thread(DataDir.open, config.data_dir, config.node, options)
         code = MachineCode(data_dir, (machine_type.name, machine_type.version), fingerprint_of(machine_type))
         incarnation = int.from_bytes(os.urandom(8), "little")
-        return cls(config, machine_type, data_dir, peer_session(), secret_file, incarnation, code)
+        return cls(config, machine_type, data_dir, peer_session(), secret_file, certificates, incarnation, code)
 
     @property
     def identity(self) -> Identity:
@@ -95,7 +99,7 @@ class NodeResources:
             self.identity,
             config.members[config.node],
             list(config.initial_members),
-            Trust(self.secret_file.secrets, config.members.__contains__, config.insecure),
+            Trust(self.secret_file.secrets, config.members.__contains__, self.certificates),
             lambda members, features: make_genesis(members, self.machine, initial, config, features),
             FEATURES,
             self._check_shown,
@@ -149,6 +153,11 @@ class NodeView(Protocol):
     @property
     def machine_name(self) -> str:
         """The name of its machine."""
+        ...
+
+    @property
+    def credentials(self) -> Credentials:
+        """Its certificates, and the tokens of its callers."""
         ...
 
     @property
@@ -283,7 +292,7 @@ def _replica_options(resources: NodeResources, genesis: Genesis) -> ReplicaOptio
         ),
         max_frame_bytes=genesis.limits["max_frame_bytes"],
         secrets=resources.secret_file.secrets,
-        insecure=config.insecure,
+        certificates=resources.certificates,
         code=resources.code.running,
         check_invariants=config.check_invariants,
     )

@@ -8,6 +8,7 @@ from quire.replication.net.forming import Forming
 from quire.replication.replica import watched_task
 from quire.sm import default_initial, load_machine
 
+from ..access.credentials import Credentials
 from ..config.serve import ServeConfig
 from ..data_dir.genesis import Genesis, read_genesis
 from ..errors import StateUnavailable
@@ -28,13 +29,16 @@ class Node:
     """One node of a cluster. Every method is called on one event loop."""
 
     def __init__(self, config: ServeConfig) -> None:
-        """Load the machine; nothing is opened yet.
+        """Load the machine, the certificates and the tokens; nothing is opened yet.
 
         Raises:
             MachineError: the machine cannot be loaded, or does not take the initial value.
+            TlsRefused, TokensRefused: the certificates or tokens cannot be used.
         """
         machine = load_machine(config.machine)
         self.config = config
+        self.credentials = Credentials(config.credential_files, config.node)
+        """Its certificates, and the tokens of its callers."""
         self.machine_name = machine.name
         self.health = Health()
         self.leadership = Leadership(
@@ -60,6 +64,7 @@ class Node:
         self._watches: list[asyncio.Task[None]] = []
         self._standing_alarms: list[str] = []
         self.health.on_halt(lambda _: self.visibility.end())
+        self.credentials.on_change(self._log_standing_alarms)
 
     @property
     def components(self) -> Components:
@@ -74,7 +79,9 @@ class Node:
         Raises:
             DataDirRefused, GenesisRefused, LogError: it cannot run here; nothing was changed.
         """
-        self.resources = resources = await NodeResources.open(self.config, self._machine_type)
+        self.resources = resources = await NodeResources.open(
+            self.config, self._machine_type, self.credentials.certificates
+        )
         self._log_standing_alarms()
         try:
             if resources.data_dir.identity is not None:

@@ -10,11 +10,12 @@ from quire.log import LogError
 
 from ..config.settings import ConfigInvalid, load_settings
 from ..data_dir.identity import DataDirRefused
+from ..errors import ClusterError
 from ..http.admission.connections import ConnectionLimit
 from ..node.turns import Turns
 from ..standalone.app import READS_LIMIT, WRITES_LIMIT, make_app
-from ..standalone.config import StandaloneConfig
-from ..standalone.service import MODE, LogService
+from ..standalone.config import MODE, StandaloneConfig
+from ..standalone.service import LogService
 from .arguments import parse_standalone
 from .descriptors import OWN_FILES
 from .journal import configure_logging
@@ -45,7 +46,10 @@ class _LogService:
     carried_streams = 0
 
     def __init__(self, config: StandaloneConfig) -> None:
-        self._log = LogService(config)
+        try:
+            self._log = LogService(config)
+        except ClusterError as error:
+            raise CannotStart(str(error)) from None
 
     @property
     def ended(self) -> asyncio.Event:

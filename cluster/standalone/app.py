@@ -12,8 +12,10 @@ from aiohttp import web
 
 from quire.log import Kind, Log, Record, Spool, StoredRecord, ValueStream, blob_head
 
+from ..access.roles import Role
 from ..errors import BodyTimeout, LimitExceeded, Malformed, WrongIndex
 from ..http.admission.admission import ADMISSION, Admission
+from ..http.admission.authorization import Authorization, Route
 from ..http.admission.browsers import BrowserGuard
 from ..http.admission.concurrency import ConcurrencyLimit
 from ..http.admission.connections import ConnectionLimit, abort
@@ -24,6 +26,7 @@ from ..http.request import REQUEST_ID, integer_of, parameters_of, parse_integer
 from ..http.routes.ranges import KIND_NAMES
 from ..http.routes.records import BIN_LIMIT_BYTES, BODIES
 from ..values import decode_json
+from .config import MODE
 from .service import LogService
 
 SERVICE: web.AppKey[LogService] = web.AppKey("service", LogService)
@@ -45,19 +48,14 @@ def make_app(service: LogService, connections: ConnectionLimit | None = None) ->
     app = web.Application(middlewares=[errors_as_problems(HEADERS)])
     app[SERVICE] = service
     config = service.config
-    browsers = BrowserGuard((config.listen,), config.allow)
-    app[ADMISSION] = Admission(ConnectionLimit() if connections is None else connections, browsers)
+    tls = service.credentials.tls
+    browsers = BrowserGuard((config.listen,), config.allow, lambda: () if tls is None else tls.dns_names)
+    authorization = Authorization(service.credentials, MODE)
+    app[ADMISSION] = Admission(ConnectionLimit() if connections is None else connections, browsers, authorization)
     app[WRITES], app[READS] = ConcurrencyLimit(WRITES_LIMIT), ConcurrencyLimit(READS_LIMIT)
     set_headers_of_all(app, browsers)
-    app.add_routes(
-        [
-            web.get("/index_bounds", get_index_bounds),
-            web.get("/records/{index}", get_record),
-            web.post("/records", post_records),
-            web.post("/rpc/truncate", post_truncate),
-            web.get("/healthz", get_healthz),
-        ]
-    )
+    app.cleanup_ctx.append(authorization.context())
+    authorization.add_routes(app, ROUTES)
     return app
 
 
@@ -217,3 +215,12 @@ async def post_truncate(request: web.Request) -> web.Response:
 
 def _bounds(log: Log) -> dict[str, int]:
     return {"lowest_index": log.bounds.lowest_index, "highest_index": log.readable_index}
+
+
+ROUTES = (
+    Route("GET", "/index_bounds", get_index_bounds, Role.READ),
+    Route("GET", "/records/{index}", get_record, Role.READ),
+    Route("POST", "/records", post_records, Role.WRITE),
+    Route("POST", "/rpc/truncate", post_truncate, Role.ADMIN),
+    Route("GET", "/healthz", get_healthz, Role.OPEN),
+)

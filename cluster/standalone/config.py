@@ -15,10 +15,13 @@ from quire.log import (
     overflow_of,
 )
 
+from ..access.credentials import CredentialFiles
+from ..config.access import TlsCa, TlsCert, TlsKey, Tokens, check_reach, credential_files
 from ..config.origins import Allow
 from ..config.serve import FRAME_OVERHEAD_BYTES, MIB
 from ..config.settings import Address, LogFormat, Settings
 
+MODE = "standalone"
 MAX_RECORD_BYTES = 64 * MIB
 HEADERS_BYTES = 16 * 1024
 """Room for `Quire-Headers` in a frame; aiohttp accepts no header above 8,190 bytes."""
@@ -45,6 +48,15 @@ class StandaloneConfig(Settings):
 
     listen: Address = Field(description="HOST:PORT to listen on. 0.0.0.0 is every IPv4 address, [::] every address.")
     allow: Allow = Field(default_factory=tuple)
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None
+    tls_ca: TlsCa = None
+    tokens: Tokens = None
+    insecure: bool = Field(
+        default=False,
+        description="Listen beyond this machine without certificates or without tokens: anyone who reaches the port "
+        "can read, append and truncate. A warning is logged.",
+    )
     data_dir: Path = Field(description="Directory of the log; created if it does not exist.")
     initial_index: int = Field(
         default=0,
@@ -85,12 +97,18 @@ class StandaloneConfig(Settings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        check_reach(self.listen, self.credential_files, MODE, insecure=self.insecure)
         if self.segment_bytes + self._largest_frame > LARGEST_STORE_BYTES:
             raise ValueError(
                 f"segment_bytes {self.segment_bytes} and a record of max_record_bytes {self.max_record_bytes} are more "
                 f"than the {LARGEST_STORE_BYTES} bytes of the largest segment; lower one of them"
             )
         return self
+
+    @property
+    def credential_files(self) -> CredentialFiles:
+        """The files of its certificate and its tokens."""
+        return credential_files(self.tls_cert, self.tls_key, self.tls_ca, self.tokens)
 
     @property
     def _largest_frame(self) -> int:

@@ -33,6 +33,8 @@ from quire.log import (
 from quire.replication.core.members import DISK_ID_BYTES
 from quire.replication.promises import PROMISE_FILE
 
+from ..access.credentials import Credentials
+from ..config.access import INSECURE
 from ..data_dir.first_start import LOG_FOLDER
 from ..data_dir.genesis import CLUSTER_ID_BYTES
 from ..data_dir.identity import DataDirRefused, NodeIdentity, read_identity, write_identity
@@ -52,9 +54,8 @@ from ..errors import (
     Truncated,
     WrongIndex,
 )
-from .config import StandaloneConfig
+from .config import MODE, StandaloneConfig
 
-MODE = "standalone"
 MARK_INTERVAL_S = 1.0
 EXPIRY_INTERVAL_S = 10.0
 EXPIRY_RETRY_S = 1.0
@@ -100,8 +101,15 @@ class LogService:
     """A served log. All methods are called on one event loop."""
 
     def __init__(self, config: StandaloneConfig, directory: Directory | None = None) -> None:
-        """`directory` replaces the folder `data_dir` in tests."""
+        """`directory` replaces the folder `data_dir` in tests.
+
+        Raises:
+            TlsRefused, TokensRefused: the certificate or the tokens cannot be used.
+        """
         self.config = config
+        self.credentials = Credentials(config.credential_files)
+        """Its certificate, and the tokens of its callers."""
+        self._alarms: list[str] = []
         self.ended = asyncio.Event()
         """Set when the log has failed and cannot continue."""
         self.log: Log
@@ -117,6 +125,8 @@ class LogService:
             DataDirRefused: the directory is in use, belongs to a cluster, or is damaged.
             LogError: the log cannot be opened.
         """
+        self.credentials.on_change(self._log_alarms)
+        self._log_alarms()
         self.log = await asyncio.to_thread(self._open)
         self._flusher = GroupFlusher(self.log)
         self._tasks = [asyncio.create_task(self._sync_marks()), asyncio.create_task(self._expire())]
@@ -132,6 +142,13 @@ class LogService:
         except BaseException:
             directory.unlock()
             raise
+
+    def _log_alarms(self) -> None:
+        known = self._alarms
+        self._alarms = [*([INSECURE] if self.config.insecure else []), *self.credentials.alarms()]
+        for text in self._alarms:
+            if text not in known:
+                logger.warning("alarm", alarm=text)
 
     async def stop(self) -> None:
         """Flush, mark a clean stop, and unlock."""

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, web
 
+from quire.cluster.access.credentials import Credentials
 from quire.cluster.http.admission.admission import Admission
+from quire.cluster.http.admission.authorization import Authorization
 from quire.cluster.http.admission.browsers import BrowserGuard
 from quire.cluster.http.admission.connections import ConnectionLimit
 from quire.cluster.http.app import serve_app
@@ -65,7 +67,7 @@ def test_every_ipv4_address_and_one_inside_an_ipv6_one_are_ipv4() -> None:
 async def telling_origins() -> AsyncGenerator[int]:
     """The port of a server, at `[::]` if there is IPv6, that answers with whom a request counts against."""
     connections, port = ConnectionLimit(), free_port()
-    admission = Admission(connections, BrowserGuard((), ()))
+    admission = Admission(connections, BrowserGuard((), ()), Authorization(Credentials(), "n1"))
 
     async def origin(request: web.Request) -> web.Response:
         return web.Response(text=admission.origin_of(request))

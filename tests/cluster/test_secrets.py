@@ -146,35 +146,38 @@ def test_a_file_that_cannot_be_read_is_named_as_what_it_is(tmp_path: Path) -> No
         *((f"{host}:7001", False) for host in ("0.0.0.0", "[::]", "10.0.0.1", "[fd00::1]", "[::ffff:10.0.0.1]", "n1")),
     ],
 )
-def test_without_a_secret_a_node_listens_on_its_own_machine_alone(tmp_path: Path, listen: str, starts: bool) -> None:
+def test_without_certificates_and_tokens_a_node_listens_on_its_own_machine_alone(
+    tmp_path: Path, listen: str, starts: bool
+) -> None:
     def made(**more: Any) -> Any:
         return config_of(tmp_path, listen=listen, members={"n1": listen}, **more)
 
     if starts:
         made()
     else:
-        with pytest.raises(ValidationError, match=r"quire secret new peer-secret.*--peer-secret-file peer-secret"):
-            made()
-    made(insecure=True)
-    file = written(tmp_path, LONG)
-    made(peer_secret_file=file)
-    with pytest.raises(ValidationError, match="contradict each other"):
-        made(peer_secret_file=file, insecure=True)
+        for more in ({}, {"peer_secret_file": written(tmp_path, LONG)}):
+            with pytest.raises(ValidationError, match=r"quire certs init .*--tls-cert certs/n1.crt .*--tokens tokens"):
+                made(**more)
+    with pytest.raises(ValidationError, match=r"insecure needs a peer secret.*quire secret new peer-secret"):
+        made(insecure=True)
+    made(peer_secret_file=written(tmp_path, LONG), insecure=True)
 
 
 @pytest.mark.parametrize("flags", [["--insecure"], ["--insecure", "true"]])
-def test_insecure_is_a_switch(flags: list[str]) -> None:
+def test_insecure_is_a_switch(flags: list[str], tmp_path: Path) -> None:
     given = ["--node", "n1", "--listen", "0.0.0.0:1", "--members", "n1=n1:1", "--data-dir", "d"]
+    given += ["--peer-secret-file", str(written(tmp_path, LONG))]
 
     assert load_config(parse_serve([*given, *flags])[0]).insecure
 
 
 async def test_an_insecure_node_says_so_at_its_start_and_in_its_status(tmp_path: Path) -> None:
-    async with running(config_of(tmp_path, insecure=True)) as (node, told):
+    file = written(tmp_path, LONG)
+    async with running(config_of(tmp_path / "n1", insecure=True, peer_secret_file=file)) as (node, told):
         assert node_status(node)["alarms"] == told
         [alarm] = told
-        assert "--insecure: this node has no peer secret" in alarm
-        assert "quire secret new FILE" in alarm
+        assert "--insecure: others can read this server's traffic" in alarm
+        assert "`quire certs`, `quire token`" in alarm
 
 
 @pytest.mark.parametrize(("mode", "is_exposed"), [(0o400, False), (0o640, False), (0o444, True), (0o602, True)])

@@ -117,7 +117,7 @@ def _is_preflight(request: web.Request) -> bool:
 
 
 def _preflight_answer(known_headers: Iterable[str]) -> web.Response:
-    sendable = ("content-type", "accept", *sorted(set(known_headers) - {FORWARDED.lower()}))
+    sendable = ("authorization", "content-type", "accept", *sorted(set(known_headers) - {FORWARDED.lower()}))
     headers = {
         hdrs.ACCESS_CONTROL_ALLOW_METHODS: METHODS,
         hdrs.ACCESS_CONTROL_ALLOW_HEADERS: ", ".join(sendable),

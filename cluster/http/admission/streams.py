@@ -23,11 +23,13 @@ Clock = Callable[[], float]
 class OpenStream:
     """One stream's slot: when a message last passed, how many are unanswered, and the event that ends it."""
 
-    __slots__ = ("_clock", "_in_flight", "_moved_at", "ended", "origin")
+    __slots__ = ("_clock", "_in_flight", "_moved_at", "ended", "is_allowed", "origin")
 
-    def __init__(self, clock: Clock, origin: str = "") -> None:
+    def __init__(self, clock: Clock, origin: str = "", is_allowed: Callable[[], bool] = lambda: True) -> None:
         self._clock = clock
         self.origin = origin
+        self.is_allowed = is_allowed
+        """Whether its client might still open it."""
         self._in_flight = 0
         self._moved_at = clock()
         self.ended = asyncio.Event()
@@ -69,8 +71,8 @@ class StreamLimit:
         return stream.idle_s >= self.idle_s
 
     @contextmanager
-    def slot(self, origin: str) -> Generator[OpenStream, None, None]:
-        """A slot while the block runs, or until `ended` is set to make room for another stream.
+    def slot(self, origin: str, is_allowed: Callable[[], bool] = lambda: True) -> Generator[OpenStream, None, None]:
+        """A slot while the block runs, or until `ended` is set: for another stream, or if it is allowed no more.
 
         Raises:
             Overloaded: all slots, or the origin's share of them, are taken, and no stream of those is idle.
@@ -80,7 +82,7 @@ class StreamLimit:
             raise Overloaded()
         if len(self._streams) >= self._limit and not self._end_the_idlest(self._streams):
             raise Overloaded()
-        stream = OpenStream(self._clock, origin)
+        stream = OpenStream(self._clock, origin, is_allowed)
         self._streams.add(stream)
         try:
             yield stream

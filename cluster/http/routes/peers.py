@@ -4,6 +4,8 @@ from aiohttp import web
 
 from quire.replication.net.hello import PATHS
 
+from ...access.roles import Role
+from ..admission.authorization import Route
 from ..api import API
 
 
@@ -34,7 +36,7 @@ async def peer_snapshot(request: web.Request) -> web.StreamResponse:
 
 
 PEER_ROUTES = (
-    web.get(PATHS["peer"], peer),
-    web.get(PATHS["stream"], peer_stream),
-    web.get(PATHS["snapshot"], peer_snapshot),
+    Route("GET", PATHS["peer"], peer, Role.PEER),
+    Route("GET", PATHS["stream"], peer_stream, Role.PEER),
+    Route("GET", PATHS["snapshot"], peer_snapshot, Role.PEER),
 )

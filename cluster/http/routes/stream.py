@@ -70,13 +70,14 @@ async def commands_stream(request: web.Request) -> web.StreamResponse:
     _probe_when_silent(request)
     if "Upgrade" in request.headers and not socket.can_prepare(request):
         await socket.prepare(request)  # It raises an error that says what is wrong with the handshake.
-    origin = request.app[ADMISSION].origin_of(request)
+    admission = request.app[ADMISSION]
+    origin, is_allowed = admission.origin_of(request), partial(admission.authorization.is_allowed, request)
     if not node.leadership.is_leader:
-        with api.streams.slot(origin) as slot:
+        with api.streams.slot(origin, is_allowed) as slot:
             return await api.leader.carry(request, socket, slot)
     components = node.components
     await components.sessions.require(session)
-    with api.streams.slot(origin) as slot:
+    with api.streams.slot(origin, is_allowed) as slot:
         await socket.prepare(request)
         stream = CommandStream(components, node.config, request, socket, session, slot)
         await stream.run(partial(api.streams.is_over, slot))

@@ -13,6 +13,7 @@ from quire.replication.core import Member, Role, Status
 from quire.replication.lag import MICROSECONDS
 from quire.sm import StateRoom
 
+from ...config.access import INSECURE
 from ...data_dir.genesis import ignored_settings
 from ...errors import NoLeader
 from ..components import Components, NodeView
@@ -22,10 +23,6 @@ from .awaiting import forming_sentence, no_leader_sentence
 from .fitness import fitness_document, sentences, unready_reasons
 
 DOUBT_ADVICE = "restart it, so that it applies the log again; if it still differs, move its data_dir away and rejoin it"
-INSECURE = (
-    "--insecure: this node has no peer secret and trusts members at any address, so anyone who can reach its port can "
-    "stop or wipe the cluster; make a secret (`quire secret new FILE`) and give it to every node (--peer-secret-file)"
-)
 CLOCK_ALARM_US = 10_000_000
 """A voter whose clock differs from the majority's by more than this raises an alarm. NTP keeps clocks far closer."""
 
@@ -43,6 +40,7 @@ def node_status(node: NodeView) -> dict[str, Any]:
         "ready": not reasons,
         "reasons": reasons,
         "machine": {"name": node.machine_name},
+        "certificate": _certificate(node),
     }
     if (components := node.formed) is None:
         failures = dict(node.forming.failures) if node.forming else {}
@@ -172,11 +170,10 @@ def standing_alarms(node: NodeView) -> list[str]:
 
 
 def trust_alarms(node: NodeView) -> list[str]:
-    """The alarms about programs that could pose as a peer."""
-    if node.config.insecure:
-        return [INSECURE]
+    """The alarms about programs that could pose as a peer or as a client, and about what expires."""
     exposed = None if node.resources is None else node.resources.secret_file.alarm
-    return [] if exposed is None else [exposed]
+    found = [text for text in (INSECURE if node.config.insecure else None, exposed) if text is not None]
+    return [*found, *node.credentials.alarms()]
 
 
 def clock_alarms(offsets_us: Mapping[str, int]) -> list[str]:
@@ -195,6 +192,13 @@ def room_alarms(room: StateRoom) -> list[str]:
         return []
     counts = f"the machine's state has {room.size} of at most {room.limit} bytes"
     return [f"{counts}; once it is full, commands that make it larger are refused: delete what is not needed"]
+
+
+def _certificate(node: NodeView) -> dict[str, Any] | None:
+    tls = node.credentials.tls
+    if tls is None:
+        return None
+    return {"cluster": tls.cluster, "expires_at": tls.expires_at, "ca_expires_at": tls.ca_expires_at}
 
 
 def _nodes(replica: Replica[Waiter], digests: Digests, clock: int) -> dict[str, Any]:

@@ -1,0 +1,202 @@
+"""Which caller may use which route. It is decided before a body is read.
+
+Each route names its role where it is defined. A server without tokens lets every caller do everything. With tokens, a
+caller shows one (`Authorization: Bearer TOKEN`) whose role is at least the route's. `/peer` and what is below it is for
+peers alone: with certificates, for callers that have shown a node's.
+
+A token that is revoked, or expires, ends what it has opened: its streams, within a second, and requests that wait.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
+
+from ...access.audit import Audit
+from ...access.credentials import LOOK_S, Credentials
+from ...access.roles import Role
+from ...access.tokens import PREFIX, Token
+from ...errors import Forbidden, HostRefused, Malformed, OriginRefused, SessionOwned, Unauthorized
+from ..request import REQUEST_ID_KEY, waits_on_purpose
+from .streams import OpenStream
+
+SCHEME = "bearer"
+TOKEN_PARAMETERS = frozenset({"token", "access_token", "authorization"})
+NOBODY = "nobody"
+ANYBODY = "anybody"
+
+Refusal = Unauthorized | Forbidden | HostRefused | OriginRefused | SessionOwned
+
+
+class Route(NamedTuple):
+    """A route of the server, and the role that a caller needs for it."""
+
+    method: str
+    path: str
+    handler: Handler
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request. Without tokens nobody has a name, and everybody may do everything."""
+
+    name: str | None
+    role: Role
+    token: Token | None = None
+
+
+CALLER = web.RequestKey("caller", Caller)
+ADMITTED = Caller(None, Role.ADMIN)
+
+
+def caller_of(request: web.Request) -> Caller:
+    """Who sent this request, as it was decided when it arrived."""
+    caller: Caller = request.get(CALLER, ADMITTED)
+    return caller
+
+
+class Authorization:
+    """Decides what the callers of one server may do. One event loop."""
+
+    def __init__(self, credentials: Credentials, title: str) -> None:
+        """`title` is what the server is called in a refusal."""
+        self.credentials = credentials
+        self._title = title
+        self._roles: dict[object, Role] = {}
+        self._audit = Audit()
+
+    def add_routes(self, app: web.Application, routes: Iterable[Route]) -> None:
+        """Add the routes to the application, which does not start with a route that has no role."""
+        for route in routes:
+            app.router.add_route(route.method, route.path, route.handler)
+            if route.method == hdrs.METH_GET:
+                app.router.add_route(hdrs.METH_HEAD, route.path, route.handler)
+            self._roles[route.handler] = route.role
+        if self._check_roles not in app.on_startup:
+            app.on_startup.append(self._check_roles)
+
+    async def _check_roles(self, app: web.Application) -> None:
+        for route in app.router.routes():
+            if route.handler not in self._roles:
+                raise RuntimeError(f"{route!r} has no role; add it with Authorization.add_routes")
+
+    async def watch(self, streams: Iterable[OpenStream]) -> None:
+        """End the streams of tokens that have no effect any more, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for stream in streams:
+                if not stream.is_allowed():
+                    stream.ended.set()
+
+    def context(self, streams: Iterable[OpenStream] = ()) -> Callable[[web.Application], AsyncIterator[None]]:
+        """A cleanup context that reads the files again when they change, and ends streams."""
+
+        async def run(_app: web.Application) -> AsyncIterator[None]:
+            tasks = [
+                asyncio.create_task(self.credentials.watch(), name="credentials"),
+                asyncio.create_task(self.watch(streams), name="streams of revoked tokens"),
+            ]
+            yield
+            for task in tasks:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+        return run
+
+    def role_of(self, request: web.Request) -> Role:
+        """The role that the request needs. What matches no route needs the least: a stranger does not learn of it."""
+        return self._roles.get(request.match_info.handler, Role.READ)
+
+    def admit(self, request: web.Request) -> None:
+        """Check that the caller may send this request, and note who it is.
+
+        Raises:
+            Unauthorized, Forbidden: nothing was done.
+            Malformed: its URL has a token in it.
+        """
+        if request.query_string and (PREFIX in request.query_string or TOKEN_PARAMETERS & set(request.query)):
+            raise Malformed(
+                "a URL must not hold a token, since URLs are logged on the way; revoke that token, and send the new "
+                "one in the header Authorization"
+            )
+        needed = self.role_of(request)
+        if needed is Role.OPEN:
+            return
+        if needed is Role.PEER:
+            self._admit_peer(request)
+            return
+        if self.credentials.tokens is None:
+            return
+        caller = self._known(request)
+        request[CALLER] = caller
+        if caller.role < needed:
+            raise Forbidden(caller.role.word, needed.word)
+        if caller.name is not None:
+            self._audit.used(caller.name, _address(request), _what(request), request[REQUEST_ID_KEY])
+
+    def _admit_peer(self, request: web.Request) -> None:
+        if self.credentials.tls is None or self.credentials.node_of(request) is not None:
+            return
+        has = "none"
+        with suppress(Unauthorized):
+            has = self._known(request).role.word if self.credentials.tokens is not None else Role.ADMIN.word
+        raise Forbidden(has, f"{Role.PEER.word}, which a node's certificate proves")
+
+    def _known(self, request: web.Request) -> Caller:
+        """The caller that the token names. Raises Unauthorized."""
+        tokens, header = self.credentials.tokens, request.headers.get(hdrs.AUTHORIZATION)
+        if header is None or tokens is None:
+            why = "answers callers with a token only; send one in the header Authorization: Bearer TOKEN"
+            raise Unauthorized(self._title, why, shown=False)
+        scheme, _, text = header.partition(" ")
+        token = tokens.find(text.strip()) if scheme.lower() == SCHEME else None
+        if token is None:
+            why = "does not know the token; check that its token file has it (`quire token list`)"
+            raise Unauthorized(self._title, why, shown=True)
+        if token.is_expired(time.time()):
+            why = f"does not take the token {token.name} any more, which has expired; make another (`quire token new`)"
+            raise Unauthorized(self._title, why, shown=True)
+        return Caller(token.name, token.role, token)
+
+    def is_allowed(self, request: web.Request) -> bool:
+        """Whether the caller that was admitted could send the same request now."""
+        caller = caller_of(request)
+        if caller.token is None or self.credentials.tokens is None:
+            return True
+        now = self.credentials.tokens.by_name(caller.token.name)
+        return now == caller.token and not now.is_expired(time.time())
+
+    def check_again(self, request: web.Request) -> None:
+        """Check, before a request that has waited is answered, that its token is still one. Raises Unauthorized."""
+        if waits_on_purpose(request) and not self.is_allowed(request):
+            raise Unauthorized(self._title, "does not take that token any more", shown=True)
+
+    # The audit log
+
+    def answered(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Note the answer to an operator's call."""
+        if self.role_of(request) is Role.ADMIN:
+            who = caller_of(request).name or ANYBODY
+            self._audit.called(who, _address(request), _what(request), response.status, request[REQUEST_ID_KEY])
+
+    def refused(self, request: web.Request, error: Exception, name: str) -> None:
+        """Note a refusal; `name` is the problem's."""
+        if isinstance(error, Refusal):
+            who = caller_of(request).name or NOBODY
+            self._audit.refused(who, _address(request), _what(request), name, request[REQUEST_ID_KEY])
+
+
+def _what(request: web.Request) -> str:
+    resource = request.match_info.route.resource
+    return f"{request.method} {'an unknown path' if resource is None else resource.canonical}"
+
+
+def _address(request: web.Request) -> str:
+    return request.remote or ""
