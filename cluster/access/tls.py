@@ -143,7 +143,7 @@ def load_client_tls(ca: Path, cluster: str | None = None) -> ClientTls:
     """
     context = _trusting(_text_of(ca, "ca"), ca)
     if cluster is None:
-        named = {name for each in context.get_ca_certs() for name in _common_names(each)}
+        named = {name for each in context.get_ca_certs() for name in _names_of_subject(each)}
         cluster = named.pop() if len(named) == 1 else ""
         if not CLUSTER_LABEL.fullmatch(cluster):
             raise TlsRefused(f"ca {ca} does not name one cluster in its subject; name the cluster as well (cluster=)")
@@ -249,7 +249,7 @@ def _dns_names(certificate: Certificate) -> list[str]:
     return [text.lower() for kind, text in _pairs(certificate.get("subjectAltName")) if kind == "DNS"]
 
 
-def _common_names(certificate: Certificate) -> list[str]:
+def _names_of_subject(certificate: Certificate) -> list[str]:
     return [text for kind, text in _pairs(certificate.get("subject")) if kind == "commonName"]
 
 
