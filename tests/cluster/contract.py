@@ -30,6 +30,9 @@ NOWHERE_YET = {
     "change-under-way": "503: possible only during one commit; see test_members.py",
     "node-behind": "503: needs a node that lags; see test_members.py",
     "voters-unheard": "503: needs a voter that has just fallen silent; see test_members.py",
+    "unauthorized": "401: needs tokens; see access/test_routes.py",
+    "forbidden": "403: needs tokens; see access/test_routes.py",
+    "session-owned": "403: needs tokens; see access/test_routes.py",
     "internal": "500: a fault of the node; no request is known to cause it",
 }
 ADD_0 = b'{"commands": [["add", 0]]}'

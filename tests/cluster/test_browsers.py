@@ -323,7 +323,14 @@ async def test_a_page_of_an_allowed_origin_may_ask_first_and_read_the_answer(sit
     assert preflight.status == 204
     assert preflight.headers["access-control-allow-methods"] == "GET, HEAD, POST, DELETE"
     sendable = preflight.headers["access-control-allow-headers"].split(", ")
-    assert sendable == ["content-type", "accept", "quire-request-id", "quire-sequence", "quire-session"]
+    assert sendable == [
+        "authorization",
+        "content-type",
+        "accept",
+        "quire-request-id",
+        "quire-sequence",
+        "quire-session",
+    ]
     assert (answer.status, problem.status) == (200, 404)
     for each in (preflight, answer, problem):
         assert each.headers["access-control-allow-origin"] == PAGE

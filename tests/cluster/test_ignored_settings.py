@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from quire.cluster.config.access import INSECURE
 from quire.cluster.config.secret_file import write_new_secret
 from quire.cluster.config.serve import MIB, ServeConfig
 from quire.cluster.data_dir.genesis import FIXED_LIMITS, Genesis, ignored_settings, make_genesis, read_genesis
@@ -89,11 +90,11 @@ async def test_a_node_that_listens_where_nobody_looks_for_it_tells_both_addresse
         assert told == [alarm]
 
 
-async def test_a_node_that_listens_on_every_address_has_no_alarm(tmp_path: Path) -> None:
+async def test_a_node_that_listens_on_every_address_has_no_alarm_of_its_address(tmp_path: Path) -> None:
     [address] = free_addresses(1)
     port = address.rpartition(":")[2]
     secret = tmp_path / "peer-secret"
     write_new_secret(secret)
-    settings = {"listen": f"0.0.0.0:{port}", "members": {"n1": address}, "peer_secret_file": secret}
+    settings = {"listen": f"0.0.0.0:{port}", "members": {"n1": address}, "peer_secret_file": secret, "insecure": True}
     async with running(config_of(tmp_path / "n1", **settings)) as (node, told):
-        assert (node_status(node)["alarms"], told) == ([], [])
+        assert (node_status(node)["alarms"], told) == ([INSECURE], [INSECURE])

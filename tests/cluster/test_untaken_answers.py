@@ -8,10 +8,10 @@ from contextlib import ExitStack
 import orjson
 import pytest
 import pytest_asyncio
-from aiohttp import web
 
 from quire.cluster.http.admission import slow_callers
 from quire.cluster.http.admission.admission import ADMISSION
+from quire.cluster.http.admission.authorization import Route
 from quire.cluster.http.admission.slow_callers import ResponseBodyLimit
 from quire.cluster.http.app import ROUTES
 from quire.replication.address import host_and_port
@@ -72,9 +72,11 @@ async def nothing_held(cluster: RunningCluster) -> None:
 
 
 @EVERYWHERE
-@pytest.mark.parametrize("route", [route for route in ROUTES if route.path != STREAM], ids=str)
+@pytest.mark.parametrize(
+    "route", [route for route in ROUTES if route.path != STREAM], ids=lambda route: f"{route.method} {route.path}"
+)
 async def test_every_route_s_long_answer_needs_room(
-    cluster: RunningCluster, at: str, route: web.RouteDef, monkeypatch: pytest.MonkeyPatch
+    cluster: RunningCluster, at: str, route: Route, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slow_callers, "PIECE_BYTES", 10)  # So that every answer is long.
     responses = responses_of(cluster, at)
