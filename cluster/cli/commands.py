@@ -19,11 +19,12 @@ from ..errors import Malformed
 from ..terminal import EscapingStream
 from ..values import DEPTH_LIMIT, decode_json
 from .admin import admin_app, code_app, members_app, session_app
+from .certs import certs_app
 from .connection import DEFAULT_TIMEOUT_S, Json, Server, Timeout, ask, fail_usage, run_until_stopped, servers_of
+from .credentials import secret_app, token_app
 from .export import export_range
 from .load import BATCH_COMMANDS, load_file
 from .output import Exit, complain, printable, say, to_json
-from .secret import secret_app
 from .status import show_status, watch_status
 
 ABOUT = "A replicated state machine: one durable log, and the same state on every node."
@@ -257,6 +258,8 @@ app.add_typer(members_app)
 app.add_typer(session_app)
 app.add_typer(code_app)
 app.add_typer(secret_app)
+app.add_typer(token_app)
+app.add_typer(certs_app)
 
 
 def parse_operand(text: str) -> int | str:

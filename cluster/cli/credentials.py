@@ -1,0 +1,138 @@
+"""`quire secret` and `quire token`: the files by which nodes know each other, and clients."""
+
+import re
+import sys
+import time
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from ..access.roles import Role
+from ..access.tokens import NEVER, Token, TokensRefused, add_token, expiry_text, read_tokens, revoke_token
+from ..config.secret_file import write_new_secret
+from ..terminal import escaped
+from .connection import Json, fail_usage
+from .output import Exit, complain, say, to_json
+
+secret_app = typer.Typer(name="secret", no_args_is_help=True, help="The secret by which nodes authenticate each other.")
+token_app = typer.Typer(name="token", no_args_is_help=True, help="The tokens by which clients are known.")
+
+File = Annotated[Path, typer.Option("--file", metavar="FILE", help="The token file, as in `quire serve --tokens`.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Who uses it: 1 to 64 of a-z, 0-9 and ._-")]
+
+SECONDS = {"d": 86_400, "h": 3_600, "m": 60}
+LAST = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
+DIGEST_CHARACTERS = 12
+"""How much of a digest the list shows: enough to compare two files."""
+
+
+class TokenRole(StrEnum):
+    """The roles that a token may have."""
+
+    READ = Role.READ.word
+    WRITE = Role.WRITE.word
+    ADMIN = Role.ADMIN.word
+
+
+@secret_app.command("new")
+def new_secret(file: Annotated[Path, typer.Argument(help="The file to create. It must not exist.")]) -> None:
+    """Create a file with a new peer secret: 32 random bytes, readable only by you.
+
+    Every node of a cluster gets the same file: quire serve --peer-secret-file FILE.
+    """
+    try:
+        write_new_secret(file)
+    except FileExistsError:
+        complain(f"{file} exists and may be in use; give another name or remove it first")
+        raise typer.Exit(Exit.USAGE) from None
+    except OSError as error:
+        complain(f"{file} cannot be created: {(error.strerror or str(error)).lower()}")
+        raise typer.Exit(Exit.FAILED) from None
+    say(f"{file} holds a new secret. Copy it to every node, readable only by the node's user, and start each with:")
+    say(f"    quire serve ... --peer-secret-file {file}")
+
+
+@token_app.command("new")
+def new_token(
+    name: Name,
+    role: Annotated[TokenRole, typer.Option("--role", help="write includes read; admin includes both.")],
+    file: File,
+    expires: Annotated[
+        str, typer.Option("--expires", metavar="TIME", help="How long it is valid: 90d, 12h, 30m or never.")
+    ] = NEVER,
+    as_json: Json = False,
+) -> None:
+    """Make a token and print it, once. The file gets its SHA-256; the token itself is stored nowhere.
+
+    Copy the file to every node first, then use the token. A node reads the file again when it changes. stdout has
+    nothing but the token: (umask 077; quire token new app --role write --file tokens > app.token)
+    """
+    expires_at = _expiry_of(expires, time.time())
+    try:
+        text = add_token(file, name, Role[role.name], expires_at)
+    except TokensRefused as error:
+        _refuse(error)
+    if as_json:
+        say(to_json({"name": name, "role": role.value, "expires": expiry_text(expires_at), "token": text}))
+        return
+    note = f"{file} has the token {name} now ({role}, expires: {expiry_text(expires_at)}). Copy it to every node first."
+    print(escaped(f"{note} The token is shown this once:"), file=sys.stderr, flush=True)
+    say(text)
+
+
+@token_app.command("list")
+def list_tokens(file: File, as_json: Json = False) -> None:
+    """List the tokens: name, role, expiry, and the first digits of the SHA-256."""
+    try:
+        found = read_tokens(file)
+    except TokensRefused as error:
+        _refuse(error)
+    now = time.time()
+    for token in found.tokens:
+        say(*([to_json(_row(token, now))] if as_json else _cells(token, now)))
+    if found.alarm is not None:
+        complain(found.alarm)
+
+
+@token_app.command()
+def revoke(name: Name, file: File) -> None:
+    """Remove a token from the file. A node that reads it ends the token's open streams within a second."""
+    try:
+        revoke_token(file, name)
+    except TokensRefused as error:
+        _refuse(error)
+    say(f"{file} has no token {name} any more. Copy it to every node.")
+
+
+def _row(token: Token, now: float) -> dict[str, object]:
+    return {
+        "name": token.name,
+        "role": token.role.word,
+        "expires": expiry_text(token.expires_at),
+        "expired": token.is_expired(now),
+        "sha256": token.digest.hex()[:DIGEST_CHARACTERS],
+    }
+
+
+def _cells(token: Token, now: float) -> list[str]:
+    expiry = expiry_text(token.expires_at)
+    digest = token.digest.hex()[:DIGEST_CHARACTERS]
+    return [token.name, token.role.word, f"{expiry} (expired)" if token.is_expired(now) else expiry, digest]
+
+
+def _expiry_of(text: str, now: float) -> float | None:
+    """When a token expires that is valid for so long from now; if the text is no such time, print why and exit."""
+    if text == NEVER:
+        return None
+    found = re.fullmatch(r"([1-9][0-9]{0,6})([dhm])", text)
+    if found is None or (at := now + int(found[1]) * SECONDS[found[2]]) >= LAST:
+        fail_usage("--expires is neither `never` nor a time such as 90d, 12h or 30m")
+    return at
+
+
+def _refuse(error: TokensRefused) -> NoReturn:
+    complain(str(error))
+    raise typer.Exit(Exit.FAILED)
