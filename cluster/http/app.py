@@ -1,6 +1,5 @@
 """The aiohttp application: routes, the middleware that turns errors into problems, the header that names the leader."""
 
-import asyncio
 import socket
 import time
 from collections.abc import Callable, Iterable
@@ -26,6 +25,8 @@ from .admission.connections import ConnectionLimit, check_whole
 from .admission.streams import StreamLimit
 from .api import API, NodeApi
 from .forwarding import LeaderHop
+from .handshakes import ContextsInForce
+from .listener import Listener
 from .members import MemberStatuses
 from .problems import UnsupportedMedia, answer_of, problem, problem_of
 from .request import (
@@ -55,8 +56,6 @@ rate_limited = RateLimitedLog(log)
 HEADERS = frozenset(name.lower() for name in (FORWARDED, SESSION, SEQUENCE, REQUEST_ID))
 SLOW_REQUEST_S = 1.0  # A request that takes longer is logged, unless it waits on purpose.
 
-BACKLOG = 1024
-ACCEPTED_IN_TURN = 16
 IDENTITY = "identity"
 READ_HEADERS = ("Accept", "Content-Type")
 READING_METHODS = frozenset({"GET", "HEAD"})
@@ -124,30 +123,19 @@ def make_app(
     return app
 
 
-async def serve_app(runner: web.AppRunner, connections: ConnectionLimit, listening: socket.socket) -> asyncio.Server:
-    """Set the runner up and accept the connections of a bound socket, up to their limit."""
+async def serve_app(
+    runner: web.AppRunner,
+    connections: ConnectionLimit,
+    listening: socket.socket,
+    tls: ContextsInForce = lambda: None,
+) -> Listener:
+    """Set the runner up and accept the connections of a bound socket, up to their limit; with TLS if `tls` gives it."""
     await runner.setup()
     if runner.server is None:
         raise RuntimeError("a runner that is set up has a server")
-    return await asyncio.get_running_loop().create_server(
-        connections.protocols(runner.server), sock=listening, backlog=BACKLOG
-    )
-
-
-async def accept_more(
-    runner: web.AppRunner, connections: ConnectionLimit, listening: socket.socket
-) -> list[asyncio.Server]:
-    """Accept up to ACCEPTED_IN_TURN connections per turn of the loop from a socket that `serve_app` serves.
-
-    libuv accepts one per turn. With turns of 50 ms that is 20 per second: a client that opens more would lock out all
-    others, including peers. So the loop watches the socket that many times.
-    """
-    if runner.server is None:
-        raise RuntimeError("a runner that is set up has a server")
-    loop, protocols = asyncio.get_running_loop(), connections.protocols(runner.server)
-    return [
-        await loop.create_server(protocols, sock=listening.dup(), backlog=BACKLOG) for _ in range(ACCEPTED_IN_TURN - 1)
-    ]
+    listener = Listener(runner.server, connections, listening, tls)
+    listener.start()
+    return listener
 
 
 def _browser_guard(node: NodeView) -> BrowserGuard:

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from quire.sm import MachineError
 
+from ..access.tls import Tls
 from ..config.serve import ServeConfig, load_config
 from ..config.settings import ConfigInvalid
 from ..errors import ClusterError
@@ -76,6 +77,9 @@ class _NodeService:
 
     def app(self, connections: ConnectionLimit, turns: Turns) -> web.Application:
         return make_app(self._node, connections, turns, self._dropped_lines)
+
+    def tls(self) -> Tls | None:
+        return None
 
     @property
     def is_ready(self) -> bool:

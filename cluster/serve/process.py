@@ -22,11 +22,13 @@ from aiohttp import web
 from quire.log import LogError
 from quire.replication.address import host_and_port
 
+from ..access.tls import Tls
 from ..cli.output import Exit
 from ..config.settings import ConfigInvalid, service_variables
 from ..errors import ClusterError
 from ..http.admission.connections import CONNECTIONS_LIMIT, ConnectionLimit
-from ..http.app import BACKLOG, accept_more, serve_app
+from ..http.app import serve_app
+from ..http.listener import BACKLOG
 from ..node.turns import Turns
 from ..terminal import escaped
 from .collector import PAUSE_S, Collector
@@ -81,6 +83,10 @@ class Service(Protocol):
         """The web application; called after `start`. `turns` are those of the loop, for its metrics."""
         ...
 
+    def tls(self) -> Tls | None:
+        """The TLS contexts in force; None, always, if it speaks plain HTTP."""
+        ...
+
     @property
     def is_ready(self) -> bool:
         """Whether it serves; before that it may still be busy starting."""
@@ -133,7 +139,7 @@ async def _serve(make: Callable[[], Service], listen_on: str, data_dir: Path) ->
     connections = ConnectionLimit(limit, reserve=service.connections_reserve)
     turns = Turns()
     runner = web.AppRunner(service.app(connections, turns), shutdown_timeout=SHUTDOWN_TIMEOUT_S)
-    servers = [await serve_app(runner, connections, listening), *await accept_more(runner, connections, listening)]
+    listener = await serve_app(runner, connections, listening, service.tls)
     collecting = asyncio.create_task(collect_forever(Collector()), name="collector")
     turns.start(lambda: service.is_ready)
     print(f"quire: {service.title} listens on {listen_on}", flush=True)
@@ -142,8 +148,7 @@ async def _serve(make: Callable[[], Service], listen_on: str, data_dir: Path) ->
     collecting.cancel()
     turns.stop()
     await service.leave()
-    for server in servers:
-        server.close()
+    await listener.close()
     failure = await service.stop(runner.cleanup)
     log.info("stopped")
     return 0 if failure is None else _refuse([failure], Exit.FAILED)

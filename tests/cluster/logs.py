@@ -21,7 +21,6 @@ from quire.cluster.standalone.app import make_app
 from quire.cluster.standalone.config import StandaloneConfig
 from quire.cluster.standalone.service import LogService
 from quire.log import DiskFull, FileDirectory, FileStorage, Log, ResourcesExhausted
-from tests.cluster.closing import close_server
 from tests.cluster.running import Reply
 from tests.ports import HOST, free_ports
 from tests.tuned import tuned
@@ -135,6 +134,6 @@ async def served(data_dir: Path, device: Device | None = None, **fields: Any) ->
         async with ClientSession() as client:
             yield ServedLog(service, f"http://{address}", client, application)
     finally:
-        await close_server(server)
+        await server.close()
         await runner.cleanup()
         await service.stop()

@@ -14,11 +14,11 @@ from aiohttp import ClientResponse, ClientSession, DummyCookieJar, web
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.http.admission.connections import ConnectionLimit
 from quire.cluster.http.app import make_app, serve_app
+from quire.cluster.http.listener import Listener
 from quire.cluster.node.node import Node
 from quire.cluster.node.views.status import not_ready_reasons
 from quire.cluster.outgoing import sendable
 from quire.replication.address import host_and_port
-from tests.cluster.closing import close_server
 from tests.ports import HOST, free_ports
 from tests.tuned import tuned
 
@@ -56,10 +56,10 @@ class RunningNode:
     config: ServeConfig
     node: Node
     runner: web.AppRunner
-    server: asyncio.Server
+    server: Listener
 
     async def stop(self) -> None:
-        await close_server(self.server)
+        await self.server.close()
         await self.node.stop()
         await self.runner.cleanup()
 

@@ -8,7 +8,8 @@ import uvloop
 from aiohttp import web
 
 from quire.cluster.http.admission.connections import ConnectionLimit
-from quire.cluster.http.app import ACCEPTED_IN_TURN, accept_more, serve_app
+from quire.cluster.http.app import serve_app
+from quire.cluster.http.listener import ACCEPTED_IN_TURN
 
 HOST = "127.0.0.1"
 CALLERS = 8 * ACCEPTED_IN_TURN
@@ -24,8 +25,7 @@ async def turns_to_accept_all(callers: ExitStack) -> int:
         runner, connections = web.AppRunner(web.Application(), shutdown_timeout=0.1), ConnectionLimit()
         server = await serve_app(runner, connections, listening)
         stack.push_async_callback(runner.cleanup)
-        for each in (server, *await accept_more(runner, connections, listening)):
-            stack.callback(each.close)
+        stack.push_async_callback(server.close)
         turns = 0
         async with asyncio.timeout(DEADLINE_S):
             while len(connections) < CALLERS:

@@ -4,34 +4,34 @@ import asyncio
 import socket
 from pathlib import Path
 
-from tests.cluster.closing import close_server
+from aiohttp import web
+
+from quire.cluster.http.admission.connections import ConnectionLimit
+from quire.cluster.http.app import serve_app
 from tests.cluster.running import running_cluster
 from tests.ports import HOST
 from tests.replication.loopback import until
 
 
-class Counted(asyncio.Protocol):
-    """Notes that it was given a connection, and hangs up."""
+async def test_a_connection_that_is_being_accepted_as_its_listener_closes_is_served() -> None:
+    async def greet(_: web.Request) -> web.Response:
+        return web.Response(text="hello")
 
-    def __init__(self, taken: list[asyncio.BaseTransport]) -> None:
-        self._taken = taken
+    app, connections = web.Application(), ConnectionLimit()
+    app.router.add_get("/", greet)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    listening = socket.create_server((HOST, 0))
+    listener = await serve_app(runner, connections, listening)
+    with socket.create_connection(listening.getsockname()) as caller:
+        caller.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await until(lambda: len(connections))
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._taken.append(transport)
-        transport.close()
+        await listener.close()
 
-
-async def test_a_connection_that_is_being_taken_as_its_server_is_closed_is_served() -> None:
-    taken: list[asyncio.BaseTransport] = []
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Counted(taken), HOST, 0)
-    with socket.create_connection(server.sockets[0].getsockname()):
-        tasks = len(asyncio.all_tasks())
-        await until(lambda: len(asyncio.all_tasks()) > tasks)  # The first step has made a task of the second.
-
-        await close_server(server)
-
-        await until(lambda: taken)
+        assert runner.server is not None
+        assert len(runner.server.connections) == len(connections) == 1
+        assert (await asyncio.to_thread(caller.recv, 1 << 16)).endswith(b"hello")
+    await runner.cleanup()
 
 
 async def test_a_node_that_stopped_leaves_no_task_behind(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from quire.cluster.http.admission import connections as admission
 from quire.cluster.http.admission.connections import Connection, ConnectionLimit, check_whole
 from quire.cluster.http.app import serve_app
 from quire.replication.address import host_and_port
-from tests.cluster.closing import close_server
 from tests.cluster.logs import served
 from tests.cluster.running import running_cluster
 from tests.ports import HOST
@@ -180,7 +179,7 @@ async def counter(send_buffer: int | None = None) -> AsyncGenerator[Counter]:
     try:
         yield counting
     finally:
-        await close_server(server)
+        await server.close()
         await counting.runner.cleanup()
 
 

@@ -253,7 +253,7 @@ async def test_above_the_connection_limit_only_peers_are_answered_and_above_the_
         last = await caller(cluster, at, opened)
         assert (await last.ask("/healthz"))[0] == b"HTTP/1.1 200 OK"
         monkeypatch.setattr(connections, "limit", len(connections))
-        monkeypatch.setattr(connections, "_reserve", 2)
+        monkeypatch.setattr(connections, "reserve", 2)
 
         surplus, peer = await caller(cluster, at, opened), await caller(cluster, at, opened)
         too_many = await caller(cluster, at, opened)
@@ -296,7 +296,7 @@ async def test_connections_that_arrive_together_are_counted_one_by_one(
 ) -> None:
     connections = await connections_of(cluster, at)
     monkeypatch.setattr(connections, "limit", len(connections) + 5)
-    monkeypatch.setattr(connections, "_reserve", 5)
+    monkeypatch.setattr(connections, "reserve", 5)
     with ExitStack() as opened:
         callers = await asyncio.gather(*(caller(cluster, at, opened) for _ in range(30)))
         answers = await asyncio.gather(*(caller.ask("/healthz") for caller in callers))

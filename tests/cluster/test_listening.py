@@ -16,7 +16,6 @@ from quire.cluster.http.admission.browsers import BrowserGuard
 from quire.cluster.http.admission.connections import ConnectionLimit
 from quire.cluster.http.app import serve_app
 from quire.cluster.serve.process import CannotStart, listen
-from tests.cluster.closing import close_server
 from tests.ports import HOST, free_port
 
 
@@ -79,7 +78,7 @@ async def telling_origins() -> AsyncGenerator[int]:
     try:
         yield port
     finally:
-        await close_server(server)
+        await server.close()
         await runner.cleanup()
 
 

@@ -81,7 +81,7 @@ async def test_long_bodies_of_many_callers_are_read_of_so_many_in_a_turn(monkeyp
         listening = stack.enter_context(socket.create_server((HOST, 0)))
         server = await serve_app(runner, ConnectionLimit(), listening)
         stack.push_async_callback(runner.cleanup)
-        stack.callback(server.close)
+        stack.push_async_callback(server.close)
         session = await stack.enter_async_context(calling())
         url = f"http://{HOST}:{listening.getsockname()[1]}"
 

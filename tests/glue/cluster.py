@@ -10,8 +10,8 @@ import orjson
 from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, web
 
 from quire.cluster.config.serve import ServeConfig
-from quire.cluster.http.admission.connections import ConnectionLimit
-from quire.cluster.http.app import make_app, serve_app
+from quire.cluster.http.admission.connections import Connection, ConnectionLimit
+from quire.cluster.http.app import make_app
 from quire.cluster.node.node import Node
 from quire.log.simulated.faulty import Keep
 from tests.glue.host import GlueDisk
@@ -129,9 +129,20 @@ class Cluster:
         await node.start()
         connections = ConnectionLimit()
         process.runner = web.AppRunner(make_app(node, connections), shutdown_timeout=0.5, access_log=None)
+        await process.runner.setup()
+        server = process.runner.server
+        if server is None:
+            raise RuntimeError("a runner that is set up has a server")
+
+        def accept() -> Connection:
+            place = connections.admit("")  # This network shows no addresses.
+            if place is None:
+                raise RuntimeError("more connections than a history opens")
+            return Connection(server, connections, place)
+
         with socket.socket() as listening:
             self.loop.network.binding[id(listening)] = host.number
-            process.server = await serve_app(process.runner, connections, listening)
+            process.server = await self.loop.create_server(accept, sock=listening)
 
     async def stop(self, node_id: str) -> None:
         """Stop a node's process, as SIGTERM does."""

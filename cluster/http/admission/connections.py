@@ -1,8 +1,9 @@
 """How many connections a node accepts, and how each is served.
 
-Peers use the same port, and a node that no peer can reach is lost to the cluster. So some connections above the limit
-are still accepted, but only requests for a peer's path are answered on them. Above that reserve, a connection is
-refused before it sends anything.
+A connection is counted from when it is accepted until its socket is closed, also while it is silent or in its TLS
+handshake. Peers use the same port, and a node that no peer can reach is lost to the cluster. So some connections above
+the limit are still accepted, but only requests for a peer's path are answered on them. Above that reserve, a connection
+is refused before it sends anything.
 
 Non-HTTP input also gets a problem response, and one line in the journal. aiohttp would answer in plain text and log a
 traceback each time: a port scan, or a client that speaks TLS, would flood the journal.
@@ -10,12 +11,13 @@ traceback each time: a port scan, or a client that speaks TLS, would flood the j
 A caller may close its end of the connection as soon as it has sent its last request (`shutdown(SHUT_WR)`). It still
 gets an answer to each complete request, in order; then the connection closes. It closes at once if nothing is left to
 answer: an idle connection, an unfinished body, or a request that waits for an event (a long poll or a stream). The node
-cannot tell whether such a caller is still there, so one that does not read its answers is cut off.
+cannot tell whether such a caller is still there, so one that does not read its answers is cut off. Over TLS there is no
+such half-closed connection: it ends with the caller's `close_notify`.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -27,10 +29,11 @@ from quire.replication.address import host_of
 from quire.replication.net.hello import PEER_PATHS
 from quire.replication.net.sockets import drop_frames
 
-from ...errors import Malformed, Overloaded
+from ...access.tls import Tls, node_in
+from ...errors import Malformed
 from ..problems import problem_of
 from ..request import REQUEST_ID, RateLimitedLog, identify, waits_on_purpose
-from .addresses import address_of, share_of
+from .addresses import share_of
 from .reading import ReadingTurns
 
 CONNECTIONS_LIMIT = 10_000
@@ -38,86 +41,122 @@ PEER_RESERVE = 256
 KEEPALIVE_S = 75.0  # Longer than clients and forwarding nodes keep a connection, so that they never use a closing one.
 HALF_CLOSED_STALL_S = 30.0  # A caller who sends no more is cut off when it has read nothing for this long,
 HALF_CLOSED_CHECKS = 10  # checked this many times. A buffer that moves may have the same size twice by chance.
+GIVE_CERTIFICATE = "the node has no certificate; start it with --tls-cert, --tls-key and --tls-ca, or use http://"
 REASON_LENGTH = 120  # Characters of the parser's message, in the problem and the journal.
 
-Protocols = Callable[[], asyncio.Protocol]
+TLS_HELLO = "Received HTTPS traffic"  # How aiohttp's parser begins its complaint about one.
 
 rate_limited = RateLimitedLog(structlog.get_logger(__name__))
 
 
+@dataclass(eq=False, slots=True)
+class Place:
+    """A connection that is counted."""
+
+    address: str
+    is_surplus: bool
+    """Whether it is above the limit or its address's share, so that only a peer's requests are answered."""
+
+
 class ConnectionLimit:
-    """Accepts the connections of one server, up to a limit and a reserve for peers. One event loop."""
+    """Counts the connections of one server, up to a limit and a reserve for peers. One event loop."""
 
     def __init__(self, limit: int = CONNECTIONS_LIMIT, reserve: int = PEER_RESERVE) -> None:
         self.limit = limit
-        self._reserve = reserve
-        self._surplus: set[Connection] = set()
-        self._of_address: Counter[str] = Counter()
-        self._server: web.Server | None = None
+        self.reserve = reserve
+        """How many more for peers; 0 if the server has no peers."""
         self.reading = ReadingTurns()
-        # Accepted, but not yet in `server.connections`: many can be accepted in one turn of the loop.
-        self._accepted: set[Connection] = set()
+        self._places: set[Place] = set()
+        self._of_address: Counter[str] = Counter()
+        self._of_peers: set[Connection] = set()
 
     def __len__(self) -> int:
-        return len(self._accepted) + (0 if self._server is None else len(self._server.connections))
+        return len(self._places)
 
-    def protocols(self, server: web.Server) -> Protocols:
-        """The protocol factory for `create_server`."""
-        self._server = server
-        return self._accept
-
-    def _accept(self) -> asyncio.Protocol:
-        if self._server is None:
-            raise RuntimeError("a connection was accepted before the server was set")
-        count = len(self)
-        if count >= self.limit + self._reserve:
-            return _Refusal()
-        connection = Connection(self._server, self)
-        self._accepted.add(connection)
-        asyncio.get_running_loop().call_soon(self._accepted.discard, connection)
-        self._surplus = {known for known in self._surplus if known.transport is not None or known in self._accepted}
-        if count >= self.limit:
-            self._surplus.add(connection)
-        return connection
-
-    def opened(self, connection: "Connection", address: str) -> None:
-        """Count a connection. Above its address's share, its requests are refused like those above the limit."""
+    def admit(self, address: str) -> Place | None:
+        """Count a connection from this address until it is released; None if there is no room, even in the reserve."""
+        count = len(self._places)
+        if count >= self.limit + self.reserve:
+            return None
         self._of_address[address] += 1
-        if self._of_address[address] > share_of(self.limit):
-            self._surplus.add(connection)
+        is_surplus = count >= self.limit or self._of_address[address] > share_of(self.limit)
+        place = Place(address, is_surplus)
+        self._places.add(place)
+        return place
 
-    def closed(self, connection: "Connection", address: str) -> None:
-        """The connection is closed."""
-        self._surplus.discard(connection)
-        self._of_address[address] -= 1
-        if not self._of_address[address]:
-            del self._of_address[address]
+    def release(self, place: Place) -> None:
+        """The connection's socket is closed. Releasing it again changes nothing."""
+        if place not in self._places:
+            return
+        self._places.remove(place)
+        self._of_address[place.address] -= 1
+        if not self._of_address[place.address]:
+            del self._of_address[place.address]
 
     def refuses(self, request: web.Request) -> bool:
         """Whether the request came over a connection above the limit or its address's share, and is not a peer's."""
-        return bool(self._surplus) and request.protocol in self._surplus and request.path not in PEER_PATHS
+        connection = request.protocol
+        return isinstance(connection, Connection) and connection.place.is_surplus and request.path not in PEER_PATHS
+
+    def end_peers_before(self, tls: Tls) -> None:
+        """End peers' connections that began under other contexts: now, or after the response that is being sent.
+
+        Call it when a CA is no longer trusted.
+        """
+        for connection in tuple(self._of_peers):
+            if connection.tls is not tls:
+                connection.end()
+
+    def began(self, connection: "Connection") -> None:
+        """A handshake began in which the caller must show a certificate."""
+        self._of_peers.add(connection)
+
+    def ended(self, connection: "Connection") -> None:
+        """The connection is closed, or its handshake failed."""
+        self._of_peers.discard(connection)
+        self.release(connection.place)
 
 
 class Connection(RequestHandler):
     """Serves one connection. Request bodies are never decompressed."""
 
-    __slots__ = ("_address", "_ends", "_finished", "_limit", "is_half_closed")
+    __slots__ = ("_ends", "_finished", "_is_ending", "_limit", "is_half_closed", "is_made", "peer", "place", "tls")
 
-    def __init__(self, server: web.Server, limit: ConnectionLimit) -> None:
+    def __init__(self, server: web.Server, limit: ConnectionLimit, place: Place, tls: Tls | None = None) -> None:
         self._limit = limit
-        self._address: str | None = None
         self._ends: list[BaseException] = []
         self._finished = 0
+        self._is_ending = False
+        self.place = place
+        self.tls = tls
+        """The contexts of which it was started with one; None without TLS."""
+        self.peer: str | None = None
+        """The node that the caller proved to be, by its certificate."""
+        self.is_made = False
+        """Whether requests can arrive. Over TLS, the handshake comes first."""
         self.is_half_closed = False
         """Whether the caller sends no more."""
         super().__init__(server, loop=asyncio.get_running_loop(), keepalive_timeout=KEEPALIVE_S, auto_decompress=False)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count it against the address that it comes from."""
-        self._address = address_of(transport.get_extra_info("peername"))
-        self._limit.opened(self, self._address)
+        """Begin to serve it."""
+        self.is_made = True
+        if self.tls is not None and transport.get_extra_info("sslcontext") is self.tls.peers:
+            self.peer = node_in(transport.get_extra_info("peercert"), self.tls.cluster)
         super().connection_made(transport)
         asyncio.get_running_loop().call_soon(self._begin_to_read)  # The transport begins to read after this call.
+        if self._is_ending:
+            self.force_close()
+
+    def end(self) -> None:
+        """Close it: after the response that is being sent, or at once, if there is none or it is a WebSocket's."""
+        self._is_ending = True
+        request = self._current_request
+        is_socket = request is not None and request.headers.get(hdrs.UPGRADE, "").lower() == "websocket"
+        if is_socket or self._waiter is not None:
+            self.force_close()
+        else:
+            self.close()
 
     def _begin_to_read(self) -> None:
         self._pause_transport_reading()
@@ -125,9 +164,7 @@ class Connection(RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Stop counting it."""
-        if self._address is not None:
-            self._limit.closed(self, self._address)
-            self._address = None
+        self._limit.ended(self)
         request = self._current_request
         super().connection_lost(exc)
         if request is not None and (error := request.content.exception()) is not None:
@@ -139,6 +176,8 @@ class Connection(RequestHandler):
         uvloop may call it again when a handler has read its body and reading resumes.
         """
         first, self.is_half_closed = not self.is_half_closed, True
+        if self.tls is not None:
+            return False
         # aiohttp's `_request_count`: the requests that it has parsed. No public attribute shows one that has not begun,
         # and the end often comes before it does. When it begins, `check_whole` finds out if it can be answered.
         is_open = self._finished < self._request_count
@@ -204,7 +243,12 @@ class Connection(RequestHandler):
         drop_frames(exc)
         reason = _gist_of(exc.message)
         request_id = identify(request)
-        rate_limited.warning("not HTTP", why=reason, peer=host_of(request.remote or ""))
+        peer = host_of(request.remote or "")
+        if exc.message.startswith(TLS_HELLO):
+            reason = "this is TLS, and the node speaks plain HTTP"
+            rate_limited.warning("a TLS client on the plain port", peer=peer, fix=GIVE_CERTIFICATE)
+        else:
+            rate_limited.warning("not HTTP", why=reason, peer=peer)
         refused = problem_of(Malformed(f"this cannot be read as HTTP: {reason}"), request_id)
         response = _ToNoRequest(body=refused.body, status=refused.status, headers=refused.headers)
         response.headers[REQUEST_ID] = request_id
@@ -225,22 +269,43 @@ class _ToNoRequest(web.Response):
         self.headers.popall(hdrs.SERVER, None)
 
 
-class _Refusal(asyncio.Protocol):
-    """Answers 429 and closes the connection."""
+def peer_of(request: web.BaseRequest) -> str | None:
+    """The node that the caller proved to be, by its certificate; None if it showed none, and without TLS."""
+    connection = request.protocol
+    return connection.peer if isinstance(connection, Connection) else None
+
+
+class Refusal(asyncio.Protocol):
+    """Sends one response to whatever request there is, and closes the connection."""
+
+    def __init__(self, response: web.Response, linger_s: float = 0.0) -> None:
+        """It drops what arrives for up to `linger_s`: unread bytes reset a connection, and the response may be lost."""
+        self._response = response
+        self._linger_s = linger_s
+        self._cut_off: asyncio.TimerHandle | None = None
+        self.closed = asyncio.get_running_loop().create_future()
+        """Done when the connection is closed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if isinstance(transport, asyncio.WriteTransport):
-            refused = problem_of(Overloaded(), "")
-            body = refused.body if isinstance(refused.body, bytes) else b""
-            head = [
-                f"HTTP/1.1 {refused.status} {refused.reason}",
-                f"Content-Type: {refused.content_type}",
-                f"Content-Length: {len(body)}",
-                f"Retry-After: {refused.headers['Retry-After']}",
-                "Connection: close",
-            ]
-            transport.write("\r\n".join([*head, "\r\n"]).encode() + body)
+        """Send the response."""
+        if isinstance(transport, asyncio.Transport):
+            body = self._response.body if isinstance(self._response.body, bytes) else b""
+            head = [f"HTTP/1.1 {self._response.status} {self._response.reason}"]
+            head += [f"{name}: {value}" for name, value in self._response.headers.items()]
+            head += [f"Content-Length: {len(body)}", "Connection: close", "\r\n"]
+            transport.write("\r\n".join(head).encode() + body)
+            if self._linger_s:
+                transport.write_eof()
+                self._cut_off = asyncio.get_running_loop().call_later(self._linger_s, transport.abort)
+                return
         transport.close()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Nothing more arrives."""
+        if self._cut_off is not None:
+            self._cut_off.cancel()
+        if not self.closed.done():
+            self.closed.set_result(None)
 
 
 def check_whole(request: web.BaseRequest) -> None:
