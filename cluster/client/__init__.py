@@ -17,6 +17,7 @@ from .errors import (
     BadRequest,
     ClientError,
     CommandRefused,
+    Forbidden,
     ForkedClient,
     Halted,
     NotFound,
@@ -29,6 +30,7 @@ from .errors import (
     SessionError,
     SessionExpired,
     SessionFenced,
+    Unauthorized,
     Unavailable,
 )
 from .message import BatchReply
@@ -46,6 +48,7 @@ __all__ = [
     "CodeAccepted",
     "CommandRefused",
     "Consistency",
+    "Forbidden",
     "ForkedClient",
     "Halted",
     "Members",
@@ -68,6 +71,7 @@ __all__ = [
     "SnapshotTaken",
     "State",
     "Status",
+    "Unauthorized",
     "Unavailable",
     "connect",
     "connect_sync",

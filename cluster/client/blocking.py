@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -29,8 +30,19 @@ class BlockingClient(BlockingAdmin):
         session: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         halt_on_failure: bool = False,
+        token: str | Path | None = None,
+        ca: str | Path | None = None,
+        cluster: str | None = None,
     ) -> None:
-        self._client = Client(servers, session=session, timeout_s=timeout_s, halt_on_failure=halt_on_failure)
+        self._client = Client(
+            servers,
+            session=session,
+            timeout_s=timeout_s,
+            halt_on_failure=halt_on_failure,
+            token=token,
+            ca=ca,
+            cluster=cluster,
+        )
         self._thread = LoopThread()
         super().__init__(self._client, self._thread.run)
 
@@ -135,6 +147,17 @@ def connect_sync(
     session: str | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     halt_on_failure: bool = False,
+    token: str | Path | None = None,
+    ca: str | Path | None = None,
+    cluster: str | None = None,
 ) -> BlockingClient:
     """A blocking client, used as `with quire.connect_sync("127.0.0.1:7001") as cluster:`. See `connect`."""
-    return BlockingClient(servers, session=session, timeout_s=timeout_s, halt_on_failure=halt_on_failure)
+    return BlockingClient(
+        servers,
+        session=session,
+        timeout_s=timeout_s,
+        halt_on_failure=halt_on_failure,
+        token=token,
+        ca=ca,
+        cluster=cluster,
+    )

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, TypedDict
 from urllib.parse import urlencode
@@ -11,6 +12,7 @@ from urllib.parse import urlencode
 from quire.log import Bounds, Value
 from quire.log.packing import array_head
 
+from ..access.client_credentials import ClientCredentials
 from .admin import Admin
 from .connection import Connection
 from .documents import BoundsDocument, document_of, value_of
@@ -65,12 +67,16 @@ class Client(Admin):
         session: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         halt_on_failure: bool = False,
+        token: str | Path | None = None,
+        ca: str | Path | None = None,
+        cluster: str | None = None,
     ) -> None:
         named = servers.split(",") if isinstance(servers, str) else servers
         servers = tuple(server.strip() for server in named if server.strip())
         if not servers:
             raise ValueError("name at least one server, as in 127.0.0.1:7001,127.0.0.1:7002")
-        super().__init__(Connection(servers, session, timeout_s, halt_on_failure=halt_on_failure))
+        credentials = ClientCredentials(token, ca, cluster)
+        super().__init__(Connection(servers, session, timeout_s, credentials, halt_on_failure=halt_on_failure))
         self.pages = RecordPages(self._connection)
         """Records in pages, as the servers send them: cheaper per record than `read_range` and `tail`."""
 
@@ -291,6 +297,9 @@ def connect(
     session: str | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     halt_on_failure: bool = False,
+    token: str | Path | None = None,
+    ca: str | Path | None = None,
+    cluster: str | None = None,
 ) -> Client:
     """A client for the cluster of these servers: HOST:PORT, comma-separated or as a sequence.
 
@@ -306,11 +315,28 @@ def connect(
         timeout_s: the deadline of each call, in seconds.
         halt_on_failure: send nothing after a command that `check` refused or that got no answer in time. All commands
             submitted after it fail with Halted.
+        token: the text of a token, or the path of a file with one on its first line (a `pathlib.Path`; text is never
+            taken for a path).
+        ca: the file with the certificate of the cluster's CA. With it, the client speaks TLS, and sends nothing to a
+            server that does not prove the cluster's name.
+        cluster: the cluster's name, if it is not the one in the CA's subject.
+
+    The client follows the files: after a change, new requests use the new token, and new connections the new CA. A file
+    that is missing or half written by then leaves the old content in use.
 
     Raises:
-        ValueError: no server is named.
+        ValueError: no server is named, the text is not a token, or a token is given without a CA.
+        TokenRefused, TlsRefused (both QuireError): the file of the token, or of the CA, cannot be used.
     """
-    return Client(servers, session=session, timeout_s=timeout_s, halt_on_failure=halt_on_failure)
+    return Client(
+        servers,
+        session=session,
+        timeout_s=timeout_s,
+        halt_on_failure=halt_on_failure,
+        token=token,
+        ca=ca,
+        cluster=cluster,
+    )
 
 
 def _reading(consistency: Consistency, max_lag: int | None, max_lag_s: float | None) -> str:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 
+from ..access.client_credentials import ClientCredentials
 from .forks import closed, opened, refuse_fork
 from .pipeline import Pipeline
 from .stream import CommandStream
@@ -17,9 +18,18 @@ class Connection:
     It belongs to the process that opened it: in a forked child its calls raise ForkedClient.
     """
 
-    def __init__(self, servers: Sequence[str], session: str | None, timeout_s: float, *, halt_on_failure: bool) -> None:
+    def __init__(
+        self,
+        servers: Sequence[str],
+        session: str | None,
+        timeout_s: float,
+        credentials: ClientCredentials,
+        *,
+        halt_on_failure: bool,
+    ) -> None:
         self.timeout_s = timeout_s
         self._servers = servers
+        self._credentials = credentials
         self._name = session
         self._halts = halt_on_failure
         self._transport: Transport | None = None
@@ -29,7 +39,7 @@ class Connection:
     def open(self) -> None:
         """Open it, in this process and on the running loop. Nothing is sent before the first call."""
         self._opened_in = os.getpid()
-        self._transport = Transport(self._servers, self.timeout_s)
+        self._transport = Transport(self._servers, self.timeout_s, self._credentials)
         pipeline = Pipeline(self.timeout_s, halt_on_failure=self._halts)
         self._stream = CommandStream(self._transport, pipeline, self._name)
         opened(self)

@@ -3,6 +3,7 @@
 - CommandRefused: the state machine refused the command; `index` and `repeated` say whether the command is in the log
 - ResultsCut: the commands were executed, but their results are too long to be sent
 - BadRequest, NotFound: the cluster cannot do what was requested; nothing was written
+- Unauthorized, Forbidden: the cluster does not know the caller, or its token may not do that; nothing was written
 - Unavailable: no server could do it before the deadline; nothing was written; try again later
 - OutcomeUnknown: the write may have happened, may still happen, or may never happen
 - SessionFenced, SessionExpired, ReplyGone: the client's session no longer answers this command
@@ -98,6 +99,14 @@ class BadRequest(ClientError):
 
 class NotFound(BadRequest):
     """The record, node or session does not exist yet or no longer exists; `type` says which."""
+
+
+class Unauthorized(BadRequest):
+    """The servers asked for a token, or do not know the one that was sent, or it has expired; nothing was written."""
+
+
+class Forbidden(BadRequest):
+    """The token's role does not allow it; the text names both roles; nothing was written."""
 
 
 class Unavailable(ClientError):

@@ -406,6 +406,18 @@ class Pipeline:
             self._timer.cancel()
             self._timer = None
 
+    def reject_unsent(self, error: MakeError) -> None:
+        """Fail what is neither in flight nor answered. What is in flight waits for a later stream."""
+        unsent = list(self._queue)
+        self._queue.clear()
+        self._gathering = None
+        for message in unsent:
+            message.fail(error)
+        self.reject_awaiting(error)
+        self._withdraw(unsent)
+        if self._halts and unsent:
+            self._halt(0)
+
     def reject_awaiting(self, error: MakeError) -> None:
         """Fail the calls that wait for space."""
         while self._awaiting_space:

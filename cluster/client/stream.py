@@ -22,7 +22,17 @@ from quire.log.packing import ExtType, unpack_trusted
 
 from .backoff import AttemptFailed, Backoff, log
 from .documents import document_of
-from .errors import ClientError, Halted, NotFound, Problem, SessionError, SessionExpired, Unavailable
+from .errors import (
+    ClientError,
+    Forbidden,
+    Halted,
+    NotFound,
+    Problem,
+    SessionError,
+    SessionExpired,
+    Unauthorized,
+    Unavailable,
+)
 from .pipeline import OutOfSequence, Pipeline
 from .transport import CHECK_FAILED, MACHINE_FAILED, NothingWritten, Transport
 
@@ -161,9 +171,12 @@ class CommandStream:
             if not self._progress:
                 return error
             log.debug("the stream was lost: %.300s; opening another", error)
-        except ClientError as error:  # The cluster refused to open a session.
+        except ClientError as error:  # The cluster refused to open a session or a stream.
             refusal = error
-            self.pipeline.reject_awaiting(lambda: refusal)
+            self.pipeline.last_failure = str(error)
+            self.pipeline.reject_unsent(lambda: refusal)
+            if self.pipeline.has_work:  # In flight: a later stream may still answer it.
+                return AttemptFailed(str(error))
         return None
 
     async def _open_session(self) -> Session:
@@ -226,6 +239,8 @@ class CommandStream:
             await self._transport.call_once("GET", f"/sessions/{session.id}")
         except NotFound:
             pass  # The stream will fail with the reason.
+        except (Unauthorized, Forbidden):
+            raise
         except ClientError as error:
             raise StreamEnded(str(error)) from None
         self._leader_lost = False

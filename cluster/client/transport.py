@@ -5,32 +5,43 @@ node answered with a problem that says so (503, 429). A connection that broke la
 proves nothing, so the call fails with OutcomeUnknown. Reads are retried after every failure, and so are the changes
 that an operator may repeat; but once an attempt of such a change got no answer, the call either succeeds or fails with
 OutcomeUnknown.
+
+With a CA, a connection is used only after the server proved the cluster's name (OpenSSL checks it in the handshake),
+and the token is sent over such connections only. A 401 proves that nothing was written: the request is sent again if
+the token's file has changed, and then to the other servers, one of which may have read its own file already.
 """
 
 import asyncio
 import os
+import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import aiohttp
 import orjson
 
 from quire.log import Value
 
+from ..access.client_credentials import ClientCredentials, Shown
 from ..outgoing import send_once, sendable
 from .backoff import AttemptFailed, Backoff
 from .errors import (
+    SESSION_ERRORS,
     BadRequest,
     CommandRefused,
+    Forbidden,
     NotFound,
     OutcomeUnknown,
     Problem,
     ServerFault,
+    SessionError,
     SessionExpired,
     SessionFenced,
+    Unauthorized,
     Unavailable,
     refusals_of,
 )
@@ -45,11 +56,17 @@ READ_BUFFER_BYTES = 1 << 18
 STREAM_CONNECT_TIMEOUT_S = 3.0  # A follower first connects to the leader itself.
 HEARTBEAT_S = 4.0  # Idle time before a ping. The stream is closed if the answer takes longer than half of this.
 ANSWER_BYTES = 64 << 20
+DENIED = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
 MSGPACK = "application/msgpack"
 OWN_TYPE = "urn:quire:problem:"
 CHECK_FAILED = OWN_TYPE + "check-failed"  # The only 500 that proves that nothing was written.
 HOST_REFUSED = OWN_TYPE + "host-refused"
 MACHINE_FAILED = OWN_TYPE + "machine-failed"
+FORBIDDEN = OWN_TYPE + "forbidden"
+SESSION_OWNED = OWN_TYPE + "session-owned"
+TLS_REQUIRED = OWN_TYPE + "tls-required"
+
+Result = TypeVar("Result")
 
 
 class Reply(NamedTuple):
@@ -64,12 +81,18 @@ class NothingWritten(AttemptFailed):
     """An attempt failed and may be repeated: it provably had no effect, or the call is safe to repeat anyway."""
 
 
+class NotVerified(NothingWritten):
+    """A server did not prove that it is of the cluster, or does not speak TLS. Nothing was sent to it."""
+
+
 class Transport:
     """Pooled connections to the cluster's servers, for one event loop. Calls may run concurrently."""
 
-    def __init__(self, servers: Sequence[str], timeout_s: float) -> None:
+    def __init__(self, servers: Sequence[str], timeout_s: float, credentials: ClientCredentials | None = None) -> None:
         self.servers = tuple(servers)
         self.timeout_s = timeout_s
+        self._credentials = credentials or ClientCredentials()
+        self._answered = False  # By any server: only its files, or the network, may be wrong later.
         self._leader: str | None = None
         self._unreachable: dict[str, float] = {}
         self._sockets = Sockets()
@@ -109,6 +132,7 @@ class Transport:
 
         Raises:
             CommandRefused, BadRequest, NotFound, Unavailable, ServerFault: nothing was written.
+            Unauthorized, Forbidden: nothing was written, either.
             OutcomeUnknown: a write was sent and got no answer.
         """
         attempt = _Attempt(method, path, writes, repeatable, body, headers or {})
@@ -149,28 +173,44 @@ class Transport:
 
         Raises:
             NothingWritten: no server opened one.
-            SessionError: the session is gone.
+            SessionError: the session is gone, or another's.
+            Unauthorized, Forbidden: no server opened one, and one refused the caller.
         """
         failure = NothingWritten("no server is named")
+        denied: Unauthorized | Forbidden | None = None
         for server in self._candidates():
             try:
-                async with asyncio.timeout(STREAM_CONNECT_TIMEOUT_S):
-                    return await self._session.ws_connect(
-                        f"http://{server}{path}",
-                        heartbeat=HEARTBEAT_S,
-                        max_msg_size=ANSWER_BYTES,
-                    )
-            except aiohttp.WSServerHandshakeError as error:
-                failure = NothingWritten(f"{server} answered {error.status}")
-                if error.headers is not None:
-                    self._learn_leader(error.headers.get("Quire-Leader"))
-                    _raise_if_gone(error.headers.get("Quire-Session-Code"))
-            except aiohttp.InvalidURL:
-                failure = NothingWritten(f"{server} is not HOST:PORT")
-            except (aiohttp.ClientError, OSError) as error:
-                self._forget(server)
-                failure = NothingWritten(f"{server} cannot be reached ({_reason(error)})")
-        raise failure
+                return await self._showing(partial(self._open_stream, server, path))
+            except NothingWritten as error:
+                failure = error
+            except (Unauthorized, Forbidden) as error:
+                denied = error
+        raise denied or failure
+
+    async def _open_stream(self, server: str, path: str, shown: Shown) -> aiohttp.ClientWebSocketResponse:
+        try:
+            async with asyncio.timeout(STREAM_CONNECT_TIMEOUT_S):
+                return await self._session.ws_connect(
+                    shown.url(server, path),
+                    headers=shown.headers,
+                    ssl=shown.context or True,
+                    server_hostname=shown.server_name,
+                    heartbeat=HEARTBEAT_S,
+                    max_msg_size=ANSWER_BYTES,
+                )
+        except aiohttp.WSServerHandshakeError as error:
+            headers: Mapping[str, str] = error.headers or {}
+            self._learn_leader(headers.get("Quire-Leader"))
+            _raise_if_gone(headers.get("Quire-Session-Code"))
+            if error.status in DENIED:
+                problem: Problem = {"status": error.status, "detail": "it does not open a stream of commands"}
+                raise _denial_of(server, problem, shown) from None
+            raise NothingWritten(f"{server} answered {error.status}") from None
+        except aiohttp.InvalidURL:
+            raise NothingWritten(f"{server} is not HOST:PORT") from None
+        except (aiohttp.ClientError, OSError) as error:
+            self._forget(server)
+            raise _unreachable(server, error, shown) from None
 
     def _candidates(self) -> list[str]:
         """The servers to try: the leader, if known and reachable, then those the caller named."""
@@ -182,11 +222,17 @@ class Transport:
 
     async def _try_each(self, servers: list[str], attempt: "_Attempt", deadline: float) -> Reply:
         failure: NothingWritten | BadRequest | None = None
+        denied: Unauthorized | None = None
+        not_verified: NotVerified | None = None
         for server in servers:
             try:
                 return await self._send(server, attempt, deadline)
+            except NotVerified as error:
+                not_verified = error
             except NothingWritten as error:
                 failure = error
+            except Unauthorized as error:
+                denied = error
             except NotFound as error:
                 # A follower may not know yet what the leader has committed.
                 failure = error
@@ -200,19 +246,40 @@ class Transport:
                 if error.type != HOST_REFUSED:
                     raise
                 failure = failure or error
-        raise failure or NothingWritten("no server is named")
+        if not_verified is not None and denied is None and failure is None and not self._answered:
+            raise Unavailable(str(not_verified))  # Wrong from the start: it will not change by itself.
+        raise denied or failure or not_verified or NothingWritten("no server is named")
 
     async def _send(self, server: str, attempt: "_Attempt", deadline: float) -> Reply:
+        return await self._showing(partial(self._send_once, server, attempt, deadline))
+
+    async def _showing(self, send: Callable[[Shown], Awaitable[Result]]) -> Result:
+        """The result of a request with the credentials of now; if they are refused and have changed, of another one."""
+        shown = self._credentials.shown()
+        try:
+            try:
+                return await send(shown)
+            except (Unauthorized, NotVerified):
+                if not self._credentials.renewed(shown):
+                    raise
+            return await send(self._credentials.shown())
+        except Unauthorized as error:
+            if self._credentials.settling:
+                raise NothingWritten(f"{error}; the token is new, and this server may read it in a moment") from None
+            raise
+
+    async def _send_once(self, server: str, attempt: "_Attempt", deadline: float, shown: Shown) -> Reply:
         left = max(0.001, deadline - time.monotonic())
         total = left if attempt.writes and not attempt.repeatable else min(left, READ_ATTEMPT_TIMEOUT_S)
         timeout = aiohttp.ClientTimeout(total=total, sock_connect=min(total, CONNECT_TIMEOUT_S))
-        url = f"http://{server}{attempt.path}"
         try:
             async with self._session.request(
                 attempt.method,
-                url,
+                shown.url(server, attempt.path),
                 data=sendable(attempt.body),
-                headers=attempt.headers,
+                headers={**attempt.headers, **shown.headers},
+                ssl=shown.context or True,
+                server_hostname=shown.server_name,
                 timeout=timeout,
                 allow_redirects=False,
             ) as answer:
@@ -221,14 +288,15 @@ class Transport:
             raise NothingWritten(f"{server} is not HOST:PORT") from None
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             self._forget(server)
-            raise NothingWritten(f"{server} cannot be reached ({_reason(error)})") from None
+            raise _unreachable(server, error, shown) from None
         except (aiohttp.ClientError, OSError) as error:
             self._forget(server)
             raise attempt.unanswered(f"the connection to {server} broke ({_reason(error)})") from None
+        self._answered = True
         self._learn_leader(answer.headers.get("Quire-Leader"))
         if answer.status == HTTPStatus.OK:
             return Reply(content, answer.content_type, answer.headers)
-        raise _failure_of(server, attempt, answer, content)
+        raise _failure_of(server, attempt, answer, content, shown)
 
     def _learn_leader(self, header: str | None) -> None:
         self._leader = header.partition("=")[2] or None if header else None
@@ -263,8 +331,49 @@ def _raise_if_gone(code: str | None) -> None:
             raise SessionExpired(code, "the session is not open: closed or expired")
         case "SESSION_FENCED":
             raise SessionFenced(code, "another session of its name took it over")
+        case "SESSION_OWNED":
+            raise _owned("it was opened with another token")
         case _:
             return
+
+
+def _owned(text: str) -> SessionError:
+    return SESSION_ERRORS.get("SESSION_OWNED", SessionError)("SESSION_OWNED", text)
+
+
+def _refusal_of(server: str, problem: Problem, shown: Shown) -> BadRequest | SessionError | None:
+    """The error of a response that refuses the caller, and not the request; None if it is another response."""
+    kind = problem.get("type")
+    if problem["status"] == HTTPStatus.UNAUTHORIZED or kind == FORBIDDEN:
+        return _denial_of(server, problem, shown)
+    if kind == SESSION_OWNED:
+        return _owned(str(problem.get("detail")))
+    if kind == TLS_REQUIRED:
+        return BadRequest({**problem, "detail": f"{server} speaks TLS; give its CA with --ca, QUIRE_CA or ca="})
+    return None
+
+
+def _denial_of(server: str, problem: Problem, shown: Shown) -> Unauthorized | Forbidden:
+    """The error of a 401 or 403, with the server's name and, if no token was sent, what to do."""
+    status, why = problem["status"], problem.get("detail") or problem.get("title")
+    detail = f"{server} answered {status!s}: {why!s}"
+    if status == HTTPStatus.FORBIDDEN:
+        return Forbidden({**problem, "detail": detail})
+    if not shown.has_token:
+        detail += "; give a token with --token-file, QUIRE_TOKEN_FILE or token="
+    return Unauthorized({**problem, "detail": detail})
+
+
+def _unreachable(server: str, error: Exception, shown: Shown) -> NothingWritten:
+    """The error of a connection that was not made."""
+    cause = error
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        cause = error.certificate_error
+    elif isinstance(error, aiohttp.ClientConnectorError):
+        cause = error.os_error
+    if isinstance(cause, ssl.SSLError) and (why := shown.refusal_of(server, cause)):
+        return NotVerified(why)
+    return NothingWritten(f"{server} cannot be reached ({_reason(error)})")
 
 
 def _reason(error: Exception) -> str:
@@ -273,13 +382,17 @@ def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _failure_of(server: str, attempt: _Attempt, answer: aiohttp.ClientResponse, content: bytes) -> Exception:
+def _failure_of(
+    server: str, attempt: _Attempt, answer: aiohttp.ClientResponse, content: bytes, shown: Shown
+) -> Exception:
     """The error for a response with a status other than 200."""
     problem = _parse_problem(answer.status, content)
     own = str(problem.get("type", "")).startswith(OWN_TYPE)
     detail = f"{server} answered {answer.status}: {problem.get('detail') or problem.get('title')!s}"
     if attempt.writes and not own:
         return attempt.unanswered(detail)
+    if refusal := _refusal_of(server, problem, shown):
+        return refusal
     match answer.status:
         case HTTPStatus.TOO_MANY_REQUESTS if own:
             patience = answer.headers.get("Retry-After", "")

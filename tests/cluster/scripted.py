@@ -1,6 +1,7 @@
 """A server with scripted answers: what a client meets when a node, or its network, misbehaves."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -34,13 +35,13 @@ class ScriptedServer:
 
 
 @asynccontextmanager
-async def scripted(*steps: Step) -> AsyncGenerator[ScriptedServer, None]:
+async def scripted(*steps: Step, tls: ssl.SSLContext | None = None) -> AsyncGenerator[ScriptedServer, None]:
     server = ScriptedServer(list(steps))
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", server.handle)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
     await site.start()
     host, port = runner.addresses[0][:2]
     server.address = f"{host}:{port}"

@@ -5,6 +5,7 @@ a message malformed, and what begins with "over" is refused when it is executed.
 """
 
 import asyncio
+import ssl
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from enum import Enum, auto
 from typing import Any
 
 from aiohttp import WSMsgType, web
+from aiohttp.typedefs import Middleware
 
 from quire.cluster.http.problems import TYPE_PREFIX
 from quire.log import pack
@@ -215,10 +217,16 @@ async def answers_of(*futures: "asyncio.Future[Any]") -> list[Any]:
 
 
 @asynccontextmanager
-async def streaming(faults: Iterable[Fault | None] = (), **settings: Any) -> AsyncGenerator[StreamServer, None]:
+async def streaming(
+    faults: Iterable[Fault | None] = (),
+    *,
+    tls: ssl.SSLContext | None = None,
+    middlewares: Iterable[Middleware] = (),
+    **settings: Any,
+) -> AsyncGenerator[StreamServer, None]:
     """A running server."""
     server = StreamServer(list(faults), **settings)
-    app = web.Application()
+    app = web.Application(middlewares=list(middlewares))
     app.add_routes(
         [
             web.post("/sessions", server.open),
@@ -229,7 +237,7 @@ async def streaming(faults: Iterable[Fault | None] = (), **settings: Any) -> Asy
     )
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
     host, port = runner.addresses[0][:2]
     server.address = f"{host}:{port}"
     try:
