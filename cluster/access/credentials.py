@@ -61,12 +61,22 @@ class Credentials:
         self._refusal: str | None = None
         self._unequal: dict[str, str] = {}
         self._changed: list[Callable[[], None]] = []
+        self._distrusted: list[Callable[[Tls], None]] = []
         self._due = asyncio.Event()
         self._take(*self._read())
+
+    @property
+    def has_files(self) -> bool:
+        """Whether there is anything to read again."""
+        return bool(self._files.paths)
 
     def on_change(self, changed: Callable[[], None]) -> None:
         """Call `changed` whenever files were read again, and whenever an alarm may have changed."""
         self._changed.append(changed)
+
+    def on_distrust(self, distrusted: Callable[[Tls], None]) -> None:
+        """Call `distrusted` when a CA is trusted no more, with what is in force now."""
+        self._distrusted.append(distrusted)
 
     def reload(self) -> None:
         """Have the files read again soon, even if none of them seems to have changed. For SIGHUP."""
@@ -74,7 +84,7 @@ class Credentials:
 
     async def watch(self) -> None:
         """Read the files again when they change, until cancelled."""
-        while self._files.paths:
+        while self.has_files:
             try:
                 async with asyncio.timeout(LOOK_S):
                     await self._due.wait()
@@ -116,7 +126,10 @@ class Credentials:
         return tls, None if files.tokens is None else read_tokens(files.tokens)
 
     def _take(self, tls: Tls | None, tokens: TokenFile | None) -> None:
-        self.tls, self.tokens = tls, tokens
+        old, self.tls, self.tokens = self.tls, tls, tokens
+        if old is not None and tls is not None and not old.ca_digests <= tls.ca_digests:
+            for distrusted in self._distrusted:
+                distrusted(tls)
 
     def _look(self) -> Seen:
         return tuple(_fingerprint_of(path) for path in self._files.paths)

@@ -117,6 +117,7 @@ def make_app(
     app.on_response_prepare.append(_add_leader)
     set_headers_of_all(app, browsers)
     app.on_response_prepare.append(count_answer)
+    node.credentials.on_distrust(connections.end_peers_before)
     app.cleanup_ctx.append(authorization.context(streams))
     authorization.add_routes(app, ROUTES)
     authorization.add_routes(app, PEER_ROUTES)

@@ -65,6 +65,7 @@ class Node:
         self._standing_alarms: list[str] = []
         self.health.on_halt(lambda _: self.visibility.end())
         self.credentials.on_change(self._log_standing_alarms)
+        self.credentials.on_distrust(lambda _: self._dial_again())
 
     @property
     def components(self) -> Components:
@@ -135,6 +136,10 @@ class Node:
             self.formed.pending.end("this node is stopping")
         if self.resources is not None:
             await self.resources.close()
+
+    def _dial_again(self) -> None:
+        if self.formed is not None:
+            self.formed.replica.network.hang_up_dialled()
 
     def _log_standing_alarms(self) -> None:
         known, self._standing_alarms = self._standing_alarms, standing_alarms(self)

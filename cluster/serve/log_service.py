@@ -8,7 +8,7 @@ from aiohttp import web
 
 from quire.log import LogError
 
-from ..access.tls import Tls
+from ..access.credentials import Credentials
 from ..config.settings import ConfigInvalid, load_settings
 from ..data_dir.identity import DataDirRefused
 from ..errors import ClusterError
@@ -65,8 +65,9 @@ class _LogService:
     def app(self, connections: ConnectionLimit, turns: Turns) -> web.Application:
         return make_app(self._log, connections)
 
-    def tls(self) -> Tls | None:
-        return None
+    @property
+    def credentials(self) -> Credentials:
+        return self._log.credentials
 
     @property
     def is_ready(self) -> bool:

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from quire.sm import MachineError
 
-from ..access.tls import Tls
+from ..access.credentials import Credentials
 from ..config.serve import ServeConfig, load_config
 from ..config.settings import ConfigInvalid
 from ..errors import ClusterError
@@ -78,8 +78,9 @@ class _NodeService:
     def app(self, connections: ConnectionLimit, turns: Turns) -> web.Application:
         return make_app(self._node, connections, turns, self._dropped_lines)
 
-    def tls(self) -> Tls | None:
-        return None
+    @property
+    def credentials(self) -> Credentials:
+        return self._node.credentials
 
     @property
     def is_ready(self) -> bool:

@@ -22,7 +22,7 @@ from aiohttp import web
 from quire.log import LogError
 from quire.replication.address import host_and_port
 
-from ..access.tls import Tls
+from ..access.credentials import Credentials
 from ..cli.output import Exit
 from ..config.settings import ConfigInvalid, service_variables
 from ..errors import ClusterError
@@ -83,8 +83,9 @@ class Service(Protocol):
         """The web application; called after `start`. `turns` are those of the loop, for its metrics."""
         ...
 
-    def tls(self) -> Tls | None:
-        """The TLS contexts in force; None, always, if it speaks plain HTTP."""
+    @property
+    def credentials(self) -> Credentials:
+        """Its certificates and the tokens of its callers, which SIGHUP has read again."""
         ...
 
     @property
@@ -139,7 +140,10 @@ async def _serve(make: Callable[[], Service], listen_on: str, data_dir: Path) ->
     connections = ConnectionLimit(limit, reserve=service.connections_reserve)
     turns = Turns()
     runner = web.AppRunner(service.app(connections, turns), shutdown_timeout=SHUTDOWN_TIMEOUT_S)
-    listener = await serve_app(runner, connections, listening, service.tls)
+    credentials = service.credentials
+    if credentials.has_files:  # Otherwise a lost terminal ends the process, as it ends others.
+        loop.add_signal_handler(signal.SIGHUP, credentials.reload)
+    listener = await serve_app(runner, connections, listening, lambda: credentials.tls)
     collecting = asyncio.create_task(collect_forever(Collector()), name="collector")
     turns.start(lambda: service.is_ready)
     print(f"quire: {service.title} listens on {listen_on}", flush=True)

@@ -184,5 +184,7 @@ async def started(config: ServeConfig) -> RunningNode:
     await node.start()
     connections = ConnectionLimit()
     runner = web.AppRunner(make_app(node, connections), shutdown_timeout=0.5)
-    server = await serve_app(runner, connections, socket.create_server(host_and_port(config.listen)))
+    server = await serve_app(
+        runner, connections, socket.create_server(host_and_port(config.listen)), lambda: node.credentials.tls
+    )
     return RunningNode(config, node, runner, server)
