@@ -13,7 +13,7 @@ REFUSALS_S = 1.0
 MAX_KNOWN = 10_000
 """Pairs of a token's name and an address that are remembered; the least recently used is forgotten."""
 
-log = structlog.get_logger("quire.audit", logger="quire.audit")
+log = structlog.get_logger("quire.audit", log="quire.audit")
 
 
 class Audit:

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 from aiohttp import ClientResponse, ClientSession, DummyCookieJar, web
 
+from quire.cluster.access.tls import ClientTls
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.http.admission.connections import ConnectionLimit
 from quire.cluster.http.app import make_app, serve_app
@@ -70,9 +71,13 @@ class RunningCluster:
 
     session: ClientSession
     nodes: dict[str, RunningNode] = field(default_factory=dict)
+    tls: ClientTls | None = None
 
     def address(self, node_id: str) -> str:
         return self.nodes[node_id].config.listen
+
+    def url(self, node_id: str) -> str:
+        return f"{'http' if self.tls is None else 'https'}://{self.address(node_id)}"
 
     async def ask(
         self,
@@ -88,11 +93,12 @@ class RunningCluster:
         data = sendable(body) if isinstance(body, bytes) else body
         if content_type is not None:
             sent["Content-Type"] = content_type
-        url = f"http://{self.address(node_id)}{path}"
         skipped = ["Content-Type", "Accept"] if content_type is None else ["Accept"]
         async with self.session.request(
             method,
-            url,
+            f"{self.url(node_id)}{path}",
+            ssl=True if self.tls is None else self.tls.context,
+            server_hostname=None if self.tls is None else self.tls.server_name,
             data=data,
             headers=sent,
             skip_auto_headers=skipped,
@@ -124,8 +130,7 @@ class RunningCluster:
         async with asyncio.timeout(START_TIMEOUT_S):
             while any(not_ready_reasons(running.node) for running in self.nodes.values()):
                 node_id = next(iter(self.nodes))
-                async with self.session.get(f"http://{self.address(node_id)}/healthz") as answer:
-                    await answer.read()
+                await self.ask(node_id, "GET", "/healthz")
 
     async def commands(self, node_id: str, *commands: Any) -> Any:
         """The document that answers a batch of commands."""
@@ -149,15 +154,23 @@ def free_addresses(count: int) -> list[str]:
 
 @asynccontextmanager
 async def running_cluster(
-    directory: Path, count: int = 3, links: dict[str, dict[str, str]] | None = None, **settings: Any
+    directory: Path,
+    count: int = 3,
+    links: dict[str, dict[str, str]] | None = None,
+    tls: ClientTls | None = None,
+    own: Callable[[str], Mapping[str, Any]] = lambda _: {},
+    **settings: Any,
 ) -> AsyncGenerator[RunningCluster, None]:
-    """A formed cluster whose nodes are all ready; `links` gives nodes another address for a peer."""
+    """A formed cluster whose nodes are all ready; `links` gives nodes another address for a peer.
+
+    `own` gives the settings of one node; `tls` is what is needed to dial them, if they have certificates.
+    """
     settings.setdefault("election_timeout_ms", ELECTION_TIMEOUT_MS)
     settings.setdefault("check_invariants", True)
     node_ids = [f"n{number}" for number in range(1, count + 1)]
     members = dict(zip(node_ids, settings.pop("addresses", free_addresses(count)), strict=True))
     async with ClientSession(cookie_jar=DummyCookieJar()) as session:
-        cluster = RunningCluster(session)
+        cluster = RunningCluster(session, tls=tls)
         try:
             for node_id in node_ids:
                 config = tuned(
@@ -168,6 +181,7 @@ async def running_cluster(
                     data_dir=directory / node_id,
                     link=(links or {}).get(node_id, {}),
                     **settings,
+                    **own(node_id),
                 )
                 cluster.nodes[node_id] = await started(config)
             await cluster.ready()
