@@ -22,8 +22,8 @@ PAGE = """# Who may call what
 
 A node with certificates and tokens answers each caller as the table says. A caller shows its token in the header
 `Authorization: Bearer TOKEN`, only over TLS; `quire token new` makes one. A token has one of three roles: `read`,
-`write`, `admin`. Each may do what the ones before it may. [cluster/DESIGN.md](../cluster/DESIGN.md) says what the routes
-take and give. Without `--tokens`, `quire serve` answers everybody, and listens on its own machine only, unless
+`write`, `admin`. Each may do what the ones before it may. [cluster/DESIGN.md](../cluster/DESIGN.md) says what the
+routes take and give. Without `--tokens`, `quire serve` answers everybody, and listens on its own machine only, unless
 `--insecure` is given.
 
 - 401 `unauthorized`: no token, an unknown or an expired one. The text names the node that refused, since a follower

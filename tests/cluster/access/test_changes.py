@@ -1,0 +1,216 @@
+"""Tokens and certificates that change while a node runs: what is read, what stays in force, what ends."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from aiohttp import ClientWebSocketResponse, WSMsgType
+
+from quire.cluster.access.roles import Role
+from quire.cluster.access.tls import load_client_tls
+from quire.cluster.http.admission.connections import Connection
+from quire.cluster.node.node import Node
+from tests.cluster.access.issued import Authority
+from tests.cluster.access.locked import CLUSTER, Locked, locked_cluster
+
+DEADLINE_S = 60.0
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def locked(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Locked, None]:
+    async with locked_cluster(tmp_path_factory.mktemp("changes"), count=3) as locked:
+        yield locked
+
+
+def node_of(locked: Locked, node_id: str = "n1") -> Node:
+    return locked.cluster.nodes[node_id].node
+
+
+async def until(locked: Locked, condition: Callable[[], bool]) -> None:
+    """Wait until it holds; each look at it is a request, since nothing tells."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await locked.cluster.ask("n1", "GET", "/healthz")
+
+
+async def known(locked: Locked, name: str) -> None:
+    """Wait until every node knows a token, or no longer does."""
+    is_there = name in locked.token_file.read_text()
+    nodes = [running.node.credentials for running in locked.cluster.nodes.values()]
+
+    def is_read() -> bool:
+        files = [credentials.tokens for credentials in nodes]
+        return all(file is not None and (file.by_name(name) is not None) == is_there for file in files)
+
+    await until(locked, is_read)
+
+
+async def added(locked: Locked, name: str, role: Role = Role.WRITE, expires_at: float | None = None) -> None:
+    locked.add(name, role, expires_at)
+    await known(locked, name)
+
+
+@asynccontextmanager
+async def streaming(locked: Locked, node_id: str, name: str) -> AsyncGenerator[ClientWebSocketResponse]:
+    """A stream of commands, opened with this token."""
+    opened = await locked.ask(node_id, "POST", "/sessions", name)
+    tls = load_client_tls(locked.ca)
+    async with locked.cluster.session.ws_connect(
+        f"{locked.cluster.url(node_id)}/commands/stream?session={opened.document['session']}",
+        ssl=tls.context,
+        server_hostname=tls.server_name,
+        headers=locked.header(name),
+    ) as stream:
+        yield stream
+
+
+async def ended(stream: ClientWebSocketResponse) -> bool:
+    async with asyncio.timeout(DEADLINE_S):
+        return (await stream.receive()).type in (WSMsgType.CLOSE, WSMsgType.CLOSED)
+
+
+@pytest.mark.parametrize("at", ["n1", "n3"])
+async def test_a_revoked_token_ends_its_streams_and_no_others(locked: Locked, at: str) -> None:
+    await added(locked, f"gone-{at}")
+    async with streaming(locked, at, f"gone-{at}") as gone, streaming(locked, at, "write") as kept:
+        locked.revoke(f"gone-{at}")
+        assert await ended(gone)
+        assert not kept.closed
+    reply = await locked.ask(at, "GET", "/status", f"gone-{at}")
+    assert (reply.status, reply.problem) == (401, "unauthorized")
+    assert reply.document["detail"].startswith(f"{at} does not know the token")
+
+
+async def test_a_token_that_expires_ends_its_streams(locked: Locked) -> None:
+    await added(locked, "short", Role.WRITE, time.time() + 3)
+    async with streaming(locked, "n1", "short") as stream:
+        assert await ended(stream)
+    assert "has expired" in (await locked.ask("n1", "GET", "/status", "short")).document["detail"]
+
+
+async def test_a_token_that_is_replaced_under_its_name_ends_the_streams_of_the_old_one(locked: Locked) -> None:
+    await added(locked, "again")
+    old = node_of(locked).credentials.tokens
+    async with streaming(locked, "n1", "again") as stream:
+        locked.revoke("again")
+        locked.add("again", Role.WRITE)
+        await until(locked, lambda: node_of(locked).credentials.tokens is not old)
+        assert await ended(stream)
+
+
+async def test_a_revoked_token_gets_no_answer_to_what_it_waits_for(locked: Locked) -> None:
+    await added(locked, "waiting", Role.READ)
+    end = node_of(locked).components.log.tail.index
+    waits = asyncio.create_task(locked.ask("n1", "GET", f"/records?from={end}&wait_ms=2500", "waiting"))
+    locked.revoke("waiting")
+
+    assert (await waits).status == 401
+
+
+async def test_half_a_token_file_changes_nothing_and_is_an_alarm(locked: Locked) -> None:
+    whole = locked.token_file.read_bytes()
+    locked.token_file.write_bytes(whole[:-20])
+    alarms = node_of(locked).credentials.alarms
+    await until(locked, lambda: any("half written" in alarm for alarm in alarms()))
+
+    assert (await locked.ask("n1", "GET", "/status", "read")).status == 200
+    status = (await locked.ask("n1", "GET", "/status", "read")).document
+    assert any("half written" in alarm and "stays in force" in alarm for alarm in status["alarms"])
+
+    locked.token_file.write_bytes(whole)
+    await until(locked, lambda: not alarms())
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ("another key", "is not the key of that certificate"),
+        ("half", "cut off"),
+        ("another node", "issued to node n2"),
+        ("another cluster", "stop this process before it becomes another"),
+        ("another CA", "is not accepted by tls_ca"),
+        ("expired", "is not accepted by tls_ca"),
+        ("not yet", "is not accepted by tls_ca"),
+    ],
+)
+async def test_a_certificate_that_cannot_be_used_changes_nothing_and_is_an_alarm(
+    locked: Locked, tmp_path: Path, broken: str, said: str
+) -> None:
+    certificate, key = locked.folder / "n1.crt", locked.folder / "n1.key"
+    whole, trusted = (certificate.read_bytes(), key.read_bytes()), locked.ca.read_bytes()
+    foreign = Authority("market")
+    tls = node_of(locked).credentials.tls
+    match broken:
+        case "another key":
+            key.write_bytes(locked.authority.issue(tmp_path)[1].read_bytes())
+        case "half":
+            certificate.write_bytes(whole[0][: len(whole[0]) // 2])
+        case "another node":
+            issued = locked.authority.issue(tmp_path, "n2")
+            certificate.write_bytes(issued[0].read_bytes())
+            key.write_bytes(issued[1].read_bytes())
+        case "another cluster":
+            issued = foreign.issue(tmp_path, "n1")
+            locked.ca.write_bytes(foreign.pem)
+            certificate.write_bytes(issued[0].read_bytes())
+            key.write_bytes(issued[1].read_bytes())
+        case "another CA":
+            issued = Authority(CLUSTER).issue(tmp_path, "n1")
+            certificate.write_bytes(issued[0].read_bytes())
+            key.write_bytes(issued[1].read_bytes())
+        case _:
+            days = {"expired": (-3, -1), "not yet": (1, 5)}[broken]
+            issued = locked.authority.issue(tmp_path, "n1", from_day=days[0], to_day=days[1])
+            certificate.write_bytes(issued[0].read_bytes())
+            key.write_bytes(issued[1].read_bytes())
+    alarms = node_of(locked).credentials.alarms
+    try:
+        await until(locked, lambda: any(said in alarm for alarm in alarms()))
+        assert node_of(locked).credentials.tls is tls
+        assert (await locked.ask("n1", "GET", "/status", "read")).status == 200
+    finally:
+        locked.ca.write_bytes(trusted)
+        certificate.write_bytes(whole[0])
+        key.write_bytes(whole[1])
+    every = [running.node.credentials.alarms for running in locked.cluster.nodes.values()]
+    await until(locked, lambda: not any(each() for each in every))
+
+
+async def test_a_certificate_that_expires_within_30_days_is_an_alarm(locked: Locked) -> None:
+    """Those of these tests are valid for a few days."""
+    tls = node_of(locked).credentials.tls
+    assert tls is not None
+    assert tls.expires_at < time.time() + 6 * 86_400
+
+
+async def test_peers_prove_themselves_again_when_a_ca_is_trusted_no_more(locked: Locked) -> None:
+    old, new = locked.authority, Authority(CLUSTER)
+    locked.ca.write_bytes(new.pem + old.pem)
+    every = [running.node.credentials for running in locked.cluster.nodes.values()]
+    await until(locked, lambda: all(len(each.tls.ca_digests) == 2 for each in every if each.tls is not None))
+    locked.authority = new
+    for node_id in locked.cluster.nodes:
+        new.issue(locked.folder, node_id)
+    connections = [
+        connection
+        for running in locked.cluster.nodes.values()
+        for connection in (running.runner.server.connections if running.runner.server is not None else ())
+        if isinstance(connection, Connection) and connection.peer is not None
+    ]
+    assert connections
+
+    locked.ca.write_bytes(new.pem)
+    await until(locked, lambda: all(len(each.tls.ca_digests) == 1 for each in every if each.tls is not None))
+    await until(locked, lambda: all(connection.transport is None for connection in connections))
+    await locked.cluster.ready()
+
+    locked.cluster.tls = load_client_tls(locked.ca)
+    headers = locked.header("write") | {"Content-Type": "application/json"}
+    reply = await locked.cluster.ask("n3", "POST", "/commands", b'{"commands": [["add", 1]]}', headers=headers)
+    assert reply.status == 200
