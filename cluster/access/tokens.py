@@ -2,10 +2,13 @@
 
     # name:sha256:role:expiry
     app:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08:write:2027-02-24T12:00:00Z
-    prometheus:60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752:read:never
+    app+old:60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752:write:never
 
 A token is 256 random bits, so a slow hash or a salt would add nothing to it. Blank lines and lines that begin with #
 are ignored. The last line ends in a line feed: a file without it is half written, and is refused.
+
+A name has one token, and a second one, `NAME+old`, while it is renewed. Both give the same name, to which sessions
+belong.
 """
 
 import base64
@@ -14,6 +17,8 @@ import hmac
 import re
 import secrets
 import stat
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +33,8 @@ TOKEN_ROLES = {role.word: role for role in (Role.READ, Role.WRITE, Role.ADMIN)}
 MAX_TOKENS = 1000
 MAX_FILE_BYTES = 1024 * 1024
 NEVER = "never"
+OLD = "+old"
+"""Follows the name of a token that was renewed. No name has a + of its own."""
 HEADING = "# name:sha256:role:expiry; written by `quire token`\n"
 NEW = "quire token new NAME --role read|write|admin --file FILE"
 
@@ -46,9 +53,17 @@ class Token:
     """One line of the file. `expires_at` is in seconds since 1970; None: it does not expire."""
 
     name: str
+    """Whose token it is: the same for one that was renewed and for the one that follows it."""
     digest: bytes = field(repr=False)
     role: Role
     expires_at: float | None
+    is_old: bool = field(default=False, compare=False)
+    """Whether another token of the same name follows it."""
+
+    @property
+    def label(self) -> str:
+        """The name as it is written in the file."""
+        return self.name + OLD * self.is_old
 
     def is_expired(self, now: float) -> bool:
         """Whether the token has no effect any more at this time, in seconds since 1970."""
@@ -75,8 +90,12 @@ class TokenFile:
         return found if found is not None and hmac.compare_digest(found.digest, digest) else None
 
     def by_name(self, name: str) -> Token | None:
-        """The token of this name, even if it has expired; None if there is none."""
-        return next((token for token in self.tokens if token.name == name), None)
+        """The token with this name as it is written in the file, even if it has expired; None if there is none."""
+        return next((token for token in self.tokens if token.label == name), None)
+
+    def has(self, token: Token) -> bool:
+        """Whether a token of an earlier reading is still there, with its name, role and expiry; it may be old now."""
+        return self._by_digest.get(token.digest) == token
 
 
 def read_tokens(path: Path) -> TokenFile:
@@ -101,45 +120,99 @@ def add_token(path: Path, name: str, role: Role, expires_at: float | None) -> st
         raise TokensRefused(f"the name is not {form}, or begins with {PREFIX}; choose another")
     if role not in TOKEN_ROLES.values():
         raise TokensRefused(f"a token's role is one of {', '.join(TOKEN_ROLES)}, not {role.word}")
-    text = PREFIX + base64.urlsafe_b64encode(secrets.token_bytes(TOKEN_BYTES)).rstrip(b"=").decode()
-    line = f"{name}:{_digest_of(text).hex()}:{role.word}:{expiry_text(expires_at)}\n"
-    try:
-        with locked(path.resolve().parent):
-            old, mode = _content(path) if path.exists() else (HEADING.encode(), PRIVATE)
-            if _parsed(path, old, mode).by_name(name) is not None:
-                revoke = f"revoke it first (`quire token revoke {name} --file {path}`)"
-                raise TokensRefused(
-                    f"{path} has a token {name} already; {revoke}, or choose another name, such as {name}-2"
-                )
-            new = old + line.encode()
-            _parsed(path, new, mode)
-            replace_files(NewFile(path, new))
-    except OSError as error:
-        raise _not_written(path, error) from None
+    text, digest = _new_text()
+    with _changing(path) as change:
+        if change.before.by_name(name) is not None:
+            revoke = f"revoke it first (`quire token revoke {name} --file {path}`)"
+            raise TokensRefused(
+                f"{path} has a token {name} already; {revoke}, or choose another name, such as {name}-2; `quire token "
+                "renew` gives the same name a new one"
+            )
+        change.lines.append(_line(name, digest, role, expires_at))
+    return text
+
+
+def renew_token(path: Path, name: str, expires_at: float | None) -> str:
+    """Add a new token of the same name and role; return its text. The old one remains as `NAME+old`. Durable on return.
+
+    Raises:
+        TokensRefused: there is no token of that name, or an old one is there already; the file is refused, or cannot be
+            written. The file is unchanged.
+    """
+    text, digest = _new_text()
+    with _changing(path) as change:
+        if (token := change.before.by_name(name)) is None or token.is_old:
+            raise _no_such(path, name)
+        if change.before.by_name(old := f"{name}{OLD}") is not None:
+            revoke = f"quire token revoke {old} --file {path}"
+            raise TokensRefused(f"{path} has {old} already; once nobody uses it, run `{revoke}`, then renew {name}")
+        change.lines[change.number_of(name)] = _line(old, token.digest, token.role, token.expires_at)
+        change.lines.append(_line(name, digest, token.role, expires_at))
     return text
 
 
 def revoke_token(path: Path, name: str) -> None:
-    """Remove a token from the file. Other lines stay as they are. Durable on return.
+    """Remove the token with this name, and its old one; or with `NAME+old`, the old one alone. Durable on return.
+
+    Other lines stay as they are.
 
     Raises:
         TokensRefused: there is no token of that name; the file is refused, or cannot be written. The file is unchanged.
     """
-    try:
-        with locked(path.resolve().parent):
-            old, mode = _content(path)
-            if _parsed(path, old, mode).by_name(name) is None:
-                shown = f"named {name}" if _NAME.fullmatch(name) else "of that name"
-                raise TokensRefused(f"{path} has no token {shown}; `quire token list --file {path}` lists them")
-            kept = [line for line in old.decode().split("\n") if line.strip().partition(":")[0] != name]
-            replace_files(NewFile(path, "\n".join(kept).encode() or HEADING.encode()))
-    except OSError as error:
-        raise _not_written(path, error) from None
+    with _changing(path) as change:
+        if change.before.by_name(name) is None:
+            raise _no_such(path, name)
+        for label in (name, f"{name}{OLD}"):
+            if change.before.by_name(label) is not None:
+                del change.lines[change.number_of(label)]
 
 
 def expiry_text(expires_at: float | None) -> str:
     """The time at which a token expires, as in the file: UTC to the second, or `never`."""
     return NEVER if expires_at is None else datetime.fromtimestamp(int(expires_at), UTC).strftime(_EXPIRY_FORM)
+
+
+@dataclass(slots=True)
+class _Change:
+    """The lines of a file that is being changed, and the tokens that were in it."""
+
+    before: TokenFile
+    lines: list[str]
+
+    def number_of(self, name: str) -> int:
+        """Where the line of a token is that is in the file."""
+        return next(number for number, line in enumerate(self.lines) if line.strip().partition(":")[0] == name)
+
+
+@contextmanager
+def _changing(path: Path) -> Generator[_Change]:
+    """Read the file, let its lines be changed, and replace it, if what is in it then is accepted."""
+    try:
+        with locked(path.resolve().parent):
+            old, mode = _content(path) if path.exists() else (HEADING.encode(), PRIVATE)
+            change = _Change(_parsed(path, old, mode), old.decode().split("\n")[:-1])
+            yield change
+            new = "".join(f"{line}\n" for line in change.lines or [HEADING.rstrip()]).encode()
+            _parsed(path, new, mode)
+            replace_files(NewFile(path, new))
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        advice = f"check that {path.parent} exists and that you may write to it"
+        raise TokensRefused(f"{path} cannot be changed: {why}; {advice}") from None
+
+
+def _new_text() -> tuple[str, bytes]:
+    text = PREFIX + base64.urlsafe_b64encode(secrets.token_bytes(TOKEN_BYTES)).rstrip(b"=").decode()
+    return text, _digest_of(text)
+
+
+def _line(name: str, digest: bytes, role: Role, expires_at: float | None) -> str:
+    return f"{name}:{digest.hex()}:{role.word}:{expiry_text(expires_at)}"
+
+
+def _no_such(path: Path, name: str) -> TokensRefused:
+    shown = f"named {name}" if _NAME.fullmatch(name.removesuffix(OLD)) else "of that name"
+    return TokensRefused(f"{path} has no token {shown}; `quire token list --file {path}` lists them")
 
 
 def _digest_of(text: str) -> bytes:
@@ -175,11 +248,11 @@ def _parsed(path: Path, data: bytes, mode: int) -> TokenFile:
             continue
         where = f"the token file {path}, line {number}"
         token = _token_of(line, where)
-        if token.name in names:
-            raise TokensRefused(f"{where}: the name {token.name} is there twice; remove one of the lines")
+        if token.label in names:
+            raise TokensRefused(f"{where}: the name {token.label} is there twice; remove one of the lines")
         if token.digest in digests:
-            raise TokensRefused(f"{where}: the token {token.name} has another name above; remove one of the lines")
-        names.add(token.name)
+            raise TokensRefused(f"{where}: the token {token.label} has another name above; remove one of the lines")
+        names.add(token.label)
         digests.add(token.digest)
         tokens.append(token)
     if len(tokens) > MAX_TOKENS:
@@ -190,7 +263,8 @@ def _parsed(path: Path, data: bytes, mode: int) -> TokenFile:
 def _token_of(line: str, where: str) -> Token:
     """The token of a line. An error shows no part of it but a valid name, since it may hold a token by mistake."""
     parts = line.split(":", 3)
-    if len(parts) != 4 or not _NAME.fullmatch(parts[0]):
+    is_old = parts[0].endswith(OLD)
+    if len(parts) != 4 or not _NAME.fullmatch(parts[0].removesuffix(OLD)):
         raise TokensRefused(f"{where} is not NAME:SHA256:ROLE:EXPIRY; remove it, and make a token with `{NEW}`")
     name, digest, role, expiry = parts
     if not _DIGEST.fullmatch(digest):
@@ -199,7 +273,8 @@ def _token_of(line: str, where: str) -> Token:
         )
     if role not in TOKEN_ROLES:
         raise TokensRefused(f"{where}: the role of {name} is none of {', '.join(TOKEN_ROLES)}; correct it")
-    return Token(name, bytes.fromhex(digest), TOKEN_ROLES[role], _expiry_of(expiry, f"{where}: the expiry of {name}"))
+    expires_at = _expiry_of(expiry, f"{where}: the expiry of {name}")
+    return Token(name.removesuffix(OLD), bytes.fromhex(digest), TOKEN_ROLES[role], expires_at, is_old)
 
 
 def _expiry_of(text: str, what: str) -> float | None:
@@ -221,11 +296,4 @@ def _alarm_of(path: Path, mode: int) -> str | None:
     return (
         f"the token file {path} has mode {stat.S_IMODE(mode):04o}: every user of this machine may read or change it; "
         f"run `chmod o= {path}`, and look for tokens that you did not make (`quire token list --file {path}`)"
-    )
-
-
-def _not_written(path: Path, error: OSError) -> TokensRefused:
-    why = (error.strerror or str(error)).lower()
-    return TokensRefused(
-        f"{path} cannot be changed: {why}; check that {path.parent} exists and that you may write to it"
     )

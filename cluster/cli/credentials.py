@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from ..access.roles import Role
-from ..access.tokens import NEVER, Token, TokensRefused, add_token, expiry_text, read_tokens, revoke_token
+from ..access.tokens import NEVER, Token, TokensRefused, add_token, expiry_text, read_tokens, renew_token, revoke_token
 from ..config.secret_file import write_new_secret
 from ..terminal import escaped
 from .connection import Json, fail_usage
@@ -21,6 +21,9 @@ secret_app = typer.Typer(name="secret", no_args_is_help=True, help="The secret b
 token_app = typer.Typer(name="token", no_args_is_help=True, help="The tokens by which clients are known.")
 
 File = Annotated[Path, typer.Option("--file", metavar="FILE", help="The token file, as in `quire serve --tokens`.")]
+Expires = Annotated[
+    str, typer.Option("--expires", metavar="TIME", help="How long it is valid: 90d, 12h, 30m or never.")
+]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Who uses it: 1 to 64 of a-z, 0-9 and ._-")]
 
 SECONDS = {"d": 86_400, "h": 3_600, "m": 60}
@@ -60,9 +63,7 @@ def new_token(
     name: Name,
     role: Annotated[TokenRole, typer.Option("--role", help="write includes read; admin includes both.")],
     file: File,
-    expires: Annotated[
-        str, typer.Option("--expires", metavar="TIME", help="How long it is valid: 90d, 12h, 30m or never.")
-    ] = NEVER,
+    expires: Expires = NEVER,
     as_json: Json = False,
 ) -> None:
     """Make a token and print it, once. The file gets its SHA-256; the token itself is stored nowhere.
@@ -75,12 +76,22 @@ def new_token(
         text = add_token(file, name, Role[role.name], expires_at)
     except TokensRefused as error:
         _refuse(error)
-    if as_json:
-        say(to_json({"name": name, "role": role.value, "expires": expiry_text(expires_at), "token": text}))
-        return
-    note = f"{file} has the token {name} now ({role}, expires: {expiry_text(expires_at)}). Copy it to every node first."
-    print(escaped(f"{note} The token is shown this once:"), file=sys.stderr, flush=True)
-    say(text)
+    _say_token(file, name, text, as_json=as_json)
+
+
+@token_app.command()
+def renew(name: Name, expires: Expires, file: File, as_json: Json = False) -> None:
+    """Make a new token of the same name and role, and print it, once. The old one is valid until it is revoked.
+
+    Sessions belong to a token's name, so its user keeps them. Copy the file to every node, give the user the new token,
+    then run `quire token revoke NAME+old` and copy the file again.
+    """
+    expires_at = _expiry_of(expires, time.time())
+    try:
+        text = renew_token(file, name, expires_at)
+    except TokensRefused as error:
+        _refuse(error)
+    _say_token(file, name, text, as_json=as_json)
 
 
 @token_app.command("list")
@@ -99,7 +110,10 @@ def list_tokens(file: File, as_json: Json = False) -> None:
 
 @token_app.command()
 def revoke(name: Name, file: File) -> None:
-    """Remove a token from the file. A node that reads it ends the token's open streams within a second."""
+    """Remove a token from the file, and the one that it replaced. With NAME+old: the replaced one alone.
+
+    A node that reads the file ends the token's open streams within a second.
+    """
     try:
         revoke_token(file, name)
     except TokensRefused as error:
@@ -107,9 +121,23 @@ def revoke(name: Name, file: File) -> None:
     say(f"{file} has no token {name} any more. Copy it to every node.")
 
 
+def _say_token(file: Path, name: str, text: str, *, as_json: bool) -> None:
+    token = read_tokens(file).find(text)
+    if token is None:
+        complain(f"{file} was changed by someone else: it has no token {name} any more; try again")
+        raise typer.Exit(Exit.FAILED)
+    role, expires = token.role.word, expiry_text(token.expires_at)
+    if as_json:
+        say(to_json({"name": name, "role": role, "expires": expires, "token": text}))
+        return
+    note = f"{file} has the token {name} now ({role}, expires: {expires}). Copy it to every node first."
+    print(escaped(f"{note} The token is shown this once:"), file=sys.stderr, flush=True)
+    say(text)
+
+
 def _row(token: Token, now: float) -> dict[str, object]:
     return {
-        "name": token.name,
+        "name": token.label,
         "role": token.role.word,
         "expires": expiry_text(token.expires_at),
         "expired": token.is_expired(now),
@@ -120,7 +148,7 @@ def _row(token: Token, now: float) -> dict[str, object]:
 def _cells(token: Token, now: float) -> list[str]:
     expiry = expiry_text(token.expires_at)
     digest = token.digest.hex()[:DIGEST_CHARACTERS]
-    return [token.name, token.role.word, f"{expiry} (expired)" if token.is_expired(now) else expiry, digest]
+    return [token.label, token.role.word, f"{expiry} (expired)" if token.is_expired(now) else expiry, digest]
 
 
 def _expiry_of(text: str, now: float) -> float | None:

@@ -119,6 +119,18 @@ def test_a_revoked_token_is_found_no_more(tmp_path: Path) -> None:
     assert "no token named app" in why
 
 
+def test_a_token_is_renewed_under_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    before = new(file)[1].strip()
+    code, out, notes = run("token", "renew", "app", "--expires", "90d", "--file", file)
+    assert (code, "has the token app now (write, expires: " in notes) == (0, True)
+    assert [line.split("\t")[0] for line in run("token", "list", "--file", file)[1].splitlines()] == ["app+old", "app"]
+    assert run("token", "revoke", "app+old", "--file", file)[0] == 0
+    found = read_tokens(file)
+    assert (found.find(before), found.find(out.strip())) == (None, found.by_name("app"))
+    assert run("token", "renew", "app", "--file", file)[0] == 2, "how long it is valid must be said"
+
+
 @pytest.mark.parametrize(
     ("bad", "why"),
     [

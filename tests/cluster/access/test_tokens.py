@@ -19,6 +19,7 @@ from quire.cluster.access.tokens import (
     add_token,
     expiry_text,
     read_tokens,
+    renew_token,
     revoke_token,
 )
 
@@ -69,6 +70,9 @@ def test_a_token_expires_at_its_time_and_not_before(tmp_path: Path) -> None:
         (f"Ana:{DIGEST}:read:never\n", "line 1 is not NAME"),
         (f"-a:{DIGEST}:read:never\n", "line 1 is not NAME"),
         (f"{'a' * 65}:{DIGEST}:read:never\n", "line 1 is not NAME"),
+        (f"+old:{DIGEST}:read:never\n", "line 1 is not NAME"),
+        (f"ana+old+old:{DIGEST}:read:never\n", "line 1 is not NAME"),
+        (f"ana+old:{DIGEST}:read:never\nana+old:{OTHER}:read:never\n", "line 2: the name ana+old is there twice"),
         (f"ana:{DIGEST[1:]}:read:never\n", "ana has no SHA-256"),
         (f"ana:{DIGEST.upper()}:read:never\n", "ana has no SHA-256"),
         (f"ana:{DIGEST}:peer:never\n", "the role of ana is none of read, write, admin"),
@@ -200,6 +204,60 @@ def test_a_change_keeps_the_files_owner(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "fchown", lambda _, *owner: given.append(owner))
     add_token(file, "app", Role.READ, None)
     assert given == [(file.stat().st_uid, file.stat().st_gid)]
+
+
+def test_a_renewed_token_and_the_new_one_have_the_same_name_until_the_old_one_is_revoked(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    before = add_token(file, "app", Role.WRITE, AT)
+    admitted = read_tokens(file).find(before)
+    assert admitted is not None
+
+    after = renew_token(file, "app", AT + 60)
+    both = read_tokens(file)
+    old, new = both.find(before), both.find(after)
+    assert old is not None
+    assert new is not None
+    assert [(each.name, each.label, each.role, each.expires_at) for each in (old, new)] == [
+        ("app", "app+old", Role.WRITE, AT),
+        ("app", "app", Role.WRITE, AT + 60),
+    ]
+    assert (both.by_name("app"), both.by_name("app+old")) == (new, old)
+    assert both.has(admitted)
+    with pytest.raises(TokensRefused, match=r"has app\+old already; .* run `quire token revoke app\+old --file"):
+        renew_token(file, "app", None)
+
+    revoke_token(file, "app+old")
+    assert read_tokens(file).tokens == (new,)
+    assert not read_tokens(file).has(admitted)
+
+
+def test_a_name_that_is_revoked_keeps_no_token(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    add_token(file, "other", Role.READ, None)
+    add_token(file, "app", Role.WRITE, None)
+    renew_token(file, "app", None)
+    revoke_token(file, "app")
+    assert [each.label for each in read_tokens(file).tokens] == ["other"]
+
+
+@pytest.mark.parametrize("name", ["none", "app+old", "app+new"])
+def test_what_is_not_in_the_file_cannot_be_renewed(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "tokens"
+    add_token(file, "app", Role.WRITE, None)
+    before = file.read_bytes()
+    with pytest.raises(TokensRefused, match=r"has no token .*; `quire token list --file"):
+        renew_token(file, name, None)
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "changed", ["app:{}:read:never", "app:{}:write:2027-02-24T12:00:00Z", "app-2:{}:write:never", "# {}"]
+)
+def test_a_token_whose_line_was_changed_is_not_the_one_that_was_admitted(tmp_path: Path, changed: str) -> None:
+    file = written(tmp_path, f"app:{DIGEST}:write:never\n")
+    (admitted,) = read_tokens(file).tokens
+    assert read_tokens(file).has(admitted)
+    assert not read_tokens(written(tmp_path, changed.format(DIGEST) + "\n")).has(admitted)
 
 
 def test_revoking_the_last_token_leaves_a_file_that_admits_nobody(tmp_path: Path) -> None:
