@@ -31,7 +31,7 @@ from .errors import (
     UnexpectedIndex,
     UnknownVersion,
 )
-from .features import FEATURES, FITNESS, MAX_FEATURE_LENGTH, MAX_FEATURES, SESSION_TTL, STATE_QUOTA
+from .features import FEATURES, FITNESS, MAX_FEATURE_LENGTH, MAX_FEATURES, SESSION_OWNERS, SESSION_TTL, STATE_QUOTA
 from .files import FileDirectory, FileStorage, ReadOnlyDirectory, Sync, is_exhaustion
 from .flusher import GroupFlusher
 from .frames import (
@@ -113,6 +113,7 @@ __all__ = [
     "MAX_FEATURES",
     "MAX_FEATURE_LENGTH",
     "SEGMENTS_FOLDER",
+    "SESSION_OWNERS",
     "SESSION_TTL",
     "SLOT_BYTES",
     "SLOT_POSITIONS",

@@ -5,8 +5,8 @@ committed record names it: a `features` record, or the `genesis` of a cluster wh
 names that every member offers in its hello. A program that lacks a named feature is refused by its peers, and stops
 applying at that record.
 
-The features here are those of the first release: every genesis has them. Only the expiry of sessions checks whether the
-log has its name, so that a log without it replays as it was written.
+The first three are those of the first release: every genesis has them. What a later one adds is used only once the log
+names it. The expiry of sessions checks that, too, so that a log without its name replays as it was written.
 """
 
 FITNESS = "fitness"
@@ -18,7 +18,10 @@ SESSION_TTL = "session_ttl"
 STATE_QUOTA = "state_quota"
 """The limit `state_bytes` in the genesis: a machine that supports it refuses commands that would exceed it."""
 
-FEATURES = frozenset({FITNESS, SESSION_TTL, STATE_QUOTA})
+SESSION_OWNERS = "session_owners"
+"""An `open_session` may name the owner of its session; the name of that session is refused to others."""
+
+FEATURES = frozenset({FITNESS, SESSION_TTL, STATE_QUOTA, SESSION_OWNERS})
 """The features that this program offers."""
 
 MAX_FEATURES = 64

@@ -38,11 +38,13 @@ from .sessions.table import (
     SESSION_BYTES,
     SESSION_CODES,
     SESSION_LIMITS,
+    SESSION_OWNED,
     SESSION_TTL_S,
     SESSION_WINDOW,
     SESSIONS_BYTES,
     Sessions,
     SessionStatus,
+    owned_by_another,
 )
 from .sessions.unexecuted import Unexecuted
 from .snapshots.content import content_of, restore_content
@@ -71,6 +73,7 @@ __all__ = [
     "SESSION_BYTES",
     "SESSION_CODES",
     "SESSION_LIMITS",
+    "SESSION_OWNED",
     "SESSION_TTL_S",
     "SESSION_WINDOW",
     "STATE_BYTES",
@@ -114,6 +117,7 @@ __all__ = [
     "limit_state",
     "load_machine",
     "next_digest",
+    "owned_by_another",
     "refuse_foreign",
     "restore_content",
     "restore_newest",

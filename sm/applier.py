@@ -268,7 +268,8 @@ class Applier:
             fields: dict[str, Any] = decode_system(frame.payload)
             match fields["type"]:
                 case "open_session":
-                    status = self.sessions.open(frame.header.index, _name(fields), frame.header.timestamp)
+                    name, owner = _text(fields, "name"), _text(fields, "owner")
+                    status = self.sessions.open(frame.header.index, name, frame.header.timestamp, owner)
                 case "close_session":
                     status = self.sessions.close(fields["session"])
                 case "close_sessions":
@@ -437,12 +438,12 @@ def next_digest(digest: bytes, index: int, crc32c: int, packed_reply: bytes) -> 
     return chain.digest()
 
 
-def _name(fields: Mapping[str, object]) -> str | None:
-    """The name to open the session under, None if absent or empty. Raises TypeError."""
-    name = fields.get("name")
-    if name is not None and type(name) is not str:
-        raise TypeError(f"a session's name is text, not {type(name).__name__}")
-    return name or None
+def _text(fields: Mapping[str, object], field: str) -> str | None:
+    """The name or the owner of a session to open, None if absent or empty. Raises TypeError."""
+    text = fields.get(field)
+    if text is not None and type(text) is not str:
+        raise TypeError(f"a session's {field} is text, not {type(text).__name__}")
+    return text or None
 
 
 def _first_unpackable(results: list[object], refused: list[RefusalRow]) -> int:

@@ -9,8 +9,10 @@ records of such a session are reported as executed.
 A log whose beginning has expired does not show which sessions were open there and how far they were, so it does not
 show either which of them were evicted or have expired. In such a log each sequence that may have executed is reported
 as executed once: nothing expires and nothing is evicted, and in a session that may continue from before the beginning,
-or start over after it expired, only a sequence that was reported before is a retry. `assumed` counts the records that
-were reported as executed but may not have been.
+or start over after it expired, only a sequence that was reported before is a retry. Such a log does not show either who
+held a name first, so any opening of it may have been refused for its owner: the sessions of two owners are followed
+beside each other, and one that follows another owner's may continue from before the beginning. `assumed` counts the
+records that were reported as executed but may not have been.
 
 A replica that has applied a record knows for certain; its answer can be passed in.
 """
@@ -22,7 +24,7 @@ from quire.log import SESSION_TTL
 
 from ..machine import Refused
 from .replies import Replies
-from .table import SECOND, Sessions
+from .table import SECOND, SESSION_OWNED, Sessions
 
 _UNLIMITED = 1 << 62
 
@@ -35,6 +37,11 @@ class Assumed(NamedTuple):
     last_index: int
 
 
+class _Opening(NamedTuple):
+    session: int
+    owner: str | None
+
+
 class Executed:
     """Give it every record of a log in order: system records to `take_system`, all others to `executes`."""
 
@@ -43,7 +50,7 @@ class Executed:
         self.assumed: Assumed | None = None
         self._sessions = sessions
         self._lowest_index = lowest_index
-        self._names: dict[str, int] = {}  # Each name's last session.
+        self._last: dict[str, _Opening] = {}  # By name.
         self._seen: set[int] = set()  # Sessions opened before the beginning of the log that have records in it.
         self._doubtful: dict[int, list[tuple[int, int]]] = {}
         """By session whose progress the log does not show: the ranges of sequences reported as executed."""
@@ -56,7 +63,7 @@ class Executed:
         """Take in a system record."""
         match fields["type"]:
             case "open_session":
-                self._open(index, fields.get("name") or None, timestamp)
+                self._open(index, fields.get("name") or None, timestamp, fields.get("owner") or None)
             case "close_session":
                 self._close(fields["session"])
             case "close_sessions":
@@ -117,22 +124,28 @@ class Executed:
             self._sessions.put(session, None, replies)
         return replies
 
-    def _open(self, index: int, name: str | None, timestamp: int) -> None:
-        table, old = self._sessions, self._names.get(name or "")
+    def _open(self, index: int, name: str | None, timestamp: int, owner: str | None) -> None:
+        table, last = self._sessions, self._last.get(name or "")
         may_have_expired = False
-        if old is not None and old in table.replies:
-            may_have_expired = old in self._stale or self._was_idle(old, timestamp)
+        if last is not None and last.session in table.replies:
+            may_have_expired = last.session in self._stale or self._was_idle(last.session, timestamp)
+        is_beside = False
         try:
-            table.open(index, name, timestamp)
-        except Refused:
-            return
+            table.open(index, name, timestamp, owner)
+        except Refused as refusal:
+            if not self._lowest_index or refusal.code != SESSION_OWNED:
+                return
+            table.open(index, None, timestamp, owner)
+            is_beside = True
         if not self._lowest_index or name is None:
             return
-        if old is None or may_have_expired:
+        if last is None or may_have_expired or last.owner != owner:
             self._doubtful[index] = []
-        elif old in self._doubtful:
-            self._doubtful[index] = self._doubtful.pop(old)
-        self._names[name] = index
+        elif is_beside or last.session in self._doubtful:
+            self._doubtful[index] = self._doubtful.pop(last.session, [])
+        if is_beside and last is not None and last.owner == owner:
+            self._close(last.session)
+        self._last[name] = _Opening(index, owner)
 
     def _use(self, session: int, timestamp: int) -> None:
         if self._lowest_index and self._was_idle(session, timestamp):

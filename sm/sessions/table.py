@@ -19,6 +19,11 @@ is that of the log, so all replicas agree: when a session is opened, sessions wh
 opening's frame are forgotten, at most EXPIRED_AT_ONCE, the least recently used first. If an expired name is opened
 before it was forgotten, its session continues; after that, it starts over.
 
+The record that opens a session may name its owner. While the session is open, its name can be opened again by that
+owner only; anybody else is refused with SESSION_OWNED, and the session is left as it is. A session without an owner can
+be taken over by anyone, and then belongs to the owner of the new id. An expired session does not hold its name against
+others. Who writes under a session is not in the log: the leader checks that before it appends (`cluster/node`).
+
 If clients open names up to the limit, the table stays full for as long as these sessions live. So the leader appends no
 opening of a new name above `named_limit`, which is below `max_sessions`: sessions without a name always find room
 (`full`). That is only admission. Records in the log are applied by the old rule, or replicas of two versions would
@@ -38,6 +43,8 @@ from .replies import AllReplies, Replies
 
 SESSION_CODES = frozenset(("SESSION_FENCED", "SESSION_EXPIRED", "SEQUENCE_GAP", "REPLY_GONE", "SEQUENCE_REUSED"))
 """The codes with which a session refuses a record, which then does not execute."""
+SESSION_OWNED = "SESSION_OWNED"
+"""The code with which a session is refused to everybody but its owner."""
 SESSION_WINDOW = 8192
 MAX_SESSIONS = 100_000
 RESERVED_PART = 10  # A tenth of a table's slots is reserved for sessions without a name.
@@ -55,11 +62,12 @@ SESSION_LIMITS = ("session_window", "max_sessions", "session_bytes", "sessions_b
 
 
 class SessionStatus(NamedTuple):
-    """An open session: its id, its name or None, and the last answered sequence (0: none yet)."""
+    """An open session: its id, its name or None, the last answered sequence (0: none yet), its owner or None."""
 
     session: int
     name: str | None
     sequence: int
+    owner: str | None = None
 
 
 class Sessions(AllReplies):
@@ -90,20 +98,27 @@ class Sessions(AllReplies):
         self._names: dict[int, str] = {}  # By id; named sessions only.
         self._by_name: dict[str, int] = {}
         self._fenced: OrderedDict[int, int] = OrderedDict()  # Old id to the id that took over.
+        self._owners: dict[int, str] = {}  # By id, ascending; sessions with an owner only.
 
-    def open(self, index: int, name: str | None, timestamp: int = 0) -> SessionStatus:
+    def open(self, index: int, name: str | None, timestamp: int = 0, owner: str | None = None) -> SessionStatus:
         """Open a session with the id `index`; if its name is open already, the new id takes over from the old one.
 
         `timestamp` is that of the frame, in microseconds. Sessions that have expired by then are forgotten first.
 
         Raises:
-            Refused: SESSIONS_FULL, if all open sessions have names. (An open name can be opened again even then.)
+            Refused: SESSION_OWNED, if the name is held by a session of another owner. SESSIONS_FULL, if all open
+                sessions have names. (An open name can be opened again even then.)
         """
-        old = None if name is None else self._by_name.get(name)
-        self._expire(timestamp, but=old)
+        held = None if name is None else self._by_name.get(name)
+        may_take = held is not None and self._owners.get(held) in (None, owner)
+        self._expire(timestamp, but=held if may_take else None)
+        old = held if may_take else None
+        if held is not None and not may_take and (holder := self.find(held)) is not None:
+            raise Refused(SESSION_OWNED, owned_by_another(holder))
         if old is not None:
             replies = self.replies.pop(old)
             del self._names[old]
+            self._owners.pop(old, None)
             self._fence(old, index)
         elif len(self.replies) >= self.max_sessions and not (self.max_sessions and self._evict()):
             count = f"{len(self.replies)} sessions are open of at most {self.max_sessions}"
@@ -112,7 +127,9 @@ class Sessions(AllReplies):
             replies = Replies()
         replies.used_at = timestamp
         self._add(index, name, replies)
-        return SessionStatus(index, name, replies.recorded_end - 1)
+        if owner is not None:
+            self._owners[index] = owner
+        return self._status(index, replies)
 
     @property
     def named_limit(self) -> int:
@@ -178,9 +195,7 @@ class Sessions(AllReplies):
     def find(self, session: int) -> SessionStatus | None:
         """The status of a session, or None if it is not open."""
         replies = self.replies.get(session)
-        if replies is None:
-            return None
-        return SessionStatus(session, self._names.get(session), replies.recorded_end - 1)
+        return None if replies is None else self._status(session, replies)
 
     def page(self, after: int, most: int, prefix: str) -> tuple[list[tuple[SessionStatus, int]], int | None]:
         """(sessions, next `after`): the open sessions with ids above `after` and this name prefix, with their last use.
@@ -196,8 +211,7 @@ class Sessions(AllReplies):
                 return found, after
             if self._names.get(session, "").startswith(prefix):
                 replies = self.replies[session]
-                status = SessionStatus(session, self._names.get(session), replies.recorded_end - 1)
-                found.append((status, self.last_use(session)))
+                found.append((self._status(session, replies), self.last_use(session)))
             after = session
         return found, after if first + PAGE_VISITED < len(ids) else None
 
@@ -217,6 +231,10 @@ class Sessions(AllReplies):
         """Pairs (old id, id that took over), the oldest first."""
         return list(self._fenced.items())
 
+    def all_owned(self) -> list[tuple[int, str]]:
+        """Pairs (id, owner) of the open sessions that have an owner, by id."""
+        return list(self._owners.items())
+
     def put(self, session: int, name: str | None, replies: Replies) -> None:
         """Restore an open session, in the order of `all_open`."""
         self._add(session, name, replies)
@@ -225,6 +243,16 @@ class Sessions(AllReplies):
     def put_fenced(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Restore fenced ids, in the order of `all_fenced`."""
         self._fenced.update(pairs)
+
+    def put_owned(self, pairs: Iterable[tuple[int, str]]) -> None:
+        """Restore owners of sessions that were `put`, in the order of `all_owned`. Raises KeyError for another id."""
+        for session, owner in pairs:
+            if session not in self.replies:
+                raise KeyError(session)
+            self._owners[session] = owner
+
+    def _status(self, session: int, replies: Replies) -> SessionStatus:
+        return SessionStatus(session, self._names.get(session), replies.recorded_end - 1, self._owners.get(session))
 
     def _make_room(self) -> None:
         while self.size > self.sessions_bytes and self._evict(holding=1):
@@ -268,6 +296,7 @@ class Sessions(AllReplies):
 
     def _forget(self, session: int) -> None:
         """Remove a session that is no longer open from the names, or from the unnamed sessions."""
+        self._owners.pop(session, None)
         name = self._names.pop(session, None)
         if name is None:
             del self._unnamed[session]
@@ -286,3 +315,10 @@ class Sessions(AllReplies):
         self._fenced[old] = successor
         if len(self._fenced) > self.max_sessions:
             self._fenced.popitem(last=False)
+
+
+def owned_by_another(holder: SessionStatus) -> str:
+    """Why a session of another owner is refused, for messages."""
+    which = f"session {holder.session}" if holder.name is None else f"session {holder.session}, {holder.name!r:.60},"
+    ways = f"use a token of that name, or have an admin close it: `quire session close {holder.session}`"
+    return f"{which} belongs to {holder.owner!r}; {ways}"

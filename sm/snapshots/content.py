@@ -8,6 +8,7 @@
             blocks: [[sheet, position, of_runs, size], ...] tail: msgpack [commands, results, refused], packed as bytes
     [4, id, name or nil, last use, next_sequence, ...]   the same once sessions expire: last use is a timestamp
     [3, [[old id, id that took over], ...]]              fenced ids, oldest first
+    [5, [[id, owner], ...]]                              the open sessions that have an owner, by id
 
 Each sheet occurs once, before the first session that refers to it; sessions that shared it share it after a restore.
 """
@@ -22,8 +23,8 @@ from ..machine import StateMachine
 from ..sessions.replies import Replies
 from ..sessions.table import Sessions
 
-SHEET_ROW, SESSION_ROW, FENCED_ROW, EXPIRING_ROW = 1, 2, 3, 4
-FENCED_IN_A_ROW = 10_000
+SHEET_ROW, SESSION_ROW, FENCED_ROW, EXPIRING_ROW, OWNED_ROW = 1, 2, 3, 4, 5
+PAIRS_IN_A_ROW = 10_000
 
 _LENGTH_BYTES = 4
 _END = bytes(_LENGTH_BYTES)
@@ -42,9 +43,9 @@ def content_of(machine: StateMachine, sessions: Sessions) -> Iterator[bytes]:
             yield from _row([SESSION_ROW, session, name, *row])
         else:
             yield from _row([EXPIRING_ROW, session, name, sessions.last_use(session), *row])
-    fenced = sessions.all_fenced()
-    for start in range(0, len(fenced), FENCED_IN_A_ROW):
-        yield from _row([FENCED_ROW, fenced[start : start + FENCED_IN_A_ROW]])
+    for kind, pairs in ((FENCED_ROW, sessions.all_fenced()), (OWNED_ROW, sessions.all_owned())):
+        for start in range(0, len(pairs), PAIRS_IN_A_ROW):
+            yield from _row([kind, pairs[start : start + PAIRS_IN_A_ROW]])
     yield _END
     yield from machine.snapshot()
 
@@ -79,9 +80,11 @@ def restore_content(pieces: Iterable[bytes], machine: StateMachine, sessions: Se
                     sessions.put(session, session_name, replies)
                 case [3, list(pairs)]:
                     sessions.put_fenced([(int(old), int(successor)) for old, successor in pairs])
+                case [5, list(pairs)]:
+                    sessions.put_owned([(int(session), str(owner)) for session, owner in pairs])
                 case _:
                     raise SnapshotDamaged(snapshot=name, reason=f"an unknown row {row!r:.40}")
-    except (PayloadInvalid, ValueError, TypeError, IndexError) as error:
+    except (PayloadInvalid, ValueError, TypeError, LookupError) as error:
         raise SnapshotDamaged(snapshot=name, reason=f"its session table cannot be read ({error})") from error
     try:
         machine.restore(reader.rest())

@@ -67,7 +67,8 @@ class History:
         match self.random.randrange(12):
             case 0 | 1:
                 name = self.random.choice(("a", "b", "", ""))
-                [status] = self.apply(self.frames.system({"type": "open_session", "name": name}))
+                owner = {"owner": self.random.choice("xxy")} if self.random.random() < 0.3 else {}
+                [status] = self.apply(self.frames.system({"type": "open_session", "name": name} | owner))
                 if status is not None:
                     self.sessions[status["session"]] = status["sequence"] + 1
             case 2 if self.sessions:

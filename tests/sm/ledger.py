@@ -68,13 +68,14 @@ class Desk:
         self.log.append(frame)
         return self.applier.apply(frame)
 
-    def open(self, name: str | None = None) -> int:
+    def open(self, name: str | None = None, owner: str | None = None) -> int:
         """The new session's id."""
-        [status] = self.try_open(name).results
+        [status] = self.try_open(name, owner).results
         return int(status["session"])
 
-    def try_open(self, name: str | None = None) -> Applied:
-        return self.apply(self.frames.system({"type": "open_session", "name": name}))
+    def try_open(self, name: str | None = None, owner: str | None = None) -> Applied:
+        fields = {"type": "open_session", "name": name} | ({} if owner is None else {"owner": owner})
+        return self.apply(self.frames.system(fields))
 
     def pass_time(self, seconds: float) -> None:
         """The next frames are stamped so much later."""

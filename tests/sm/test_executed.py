@@ -1,7 +1,7 @@
 """Which records executed, told from a log whose beginning has expired. (test_session_model has whole logs.)"""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -110,8 +110,9 @@ def test_a_record_under_sequence_0_is_a_use_of_its_session() -> None:
 class Writers:
     """Writers that open sessions, retry, skip, are fenced, and are away for long; what they write is a log."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, owners: Sequence[str | None]) -> None:
         self.random = random
+        self.owners = owners
         self.now = 0
         self.sent: dict[int, int] = {}  # By session, what its writer would send next.
         self.names: dict[int, str | None] = {}
@@ -124,7 +125,8 @@ class Writers:
             name = random.choice([None, "a", "b", "c"])
             held = [self.sent[session] for session in self.sent if name is not None and self.names[session] == name]
             self.sent[index], self.names[index] = max(1, (held or [1])[-1] - random.randrange(3)), name
-            return {"type": "open_session", "name": name}
+            owner = random.choice(self.owners)
+            return {"type": "open_session", "name": name} | ({} if owner is None else {"owner": owner})
         session = random.choice(list(self.sent))
         if random.random() < 0.05:
             return {"type": "close_session", "session": session}
@@ -133,10 +135,13 @@ class Writers:
         return session, sequence
 
 
+@pytest.mark.parametrize("owners", [[None], ["x", "y", "x", None]], ids=["unowned", "owned"])
 @pytest.mark.parametrize("seed", range(300))
-def test_no_command_that_executed_is_left_out_of_a_log_whose_beginning_expired(seed: int) -> None:
+def test_no_command_that_executed_is_left_out_of_a_log_whose_beginning_expired(
+    seed: int, owners: list[str | None]
+) -> None:
     random = Random(seed)
-    writers, limits = Writers(random), {"session_ttl_s": 100, "max_sessions": 6}
+    writers, limits = Writers(random, owners), {"session_ttl_s": 100, "max_sessions": 6}
     whole, lowest = Executed(Sessions(**limits), 0), random.randrange(1, 100)
     rest = Executed(Sessions(**limits), lowest)
     executed: Counter[tuple[str | int, int]] = Counter()

@@ -17,6 +17,7 @@ from tests.sm.ledger import Desk, codes, replies
 MAX_SESSIONS = 4
 TTL_S = 10
 NAMES = st.sampled_from([None, "a", "b", "c"])
+OWNERS = st.sampled_from([None, None, "x", "y"])
 COUNTS = st.one_of(st.integers(1, 4), st.sampled_from([15, 16, 17, 40, 63, 64, 65, 130]))
 
 
@@ -26,6 +27,7 @@ class History:
     def __init__(self, number: int, name: str | None) -> None:
         self.number = number
         self.name = name
+        self.owner: str | None = None
         self.answered: list[tuple[bytes, Any]] = []
 
 
@@ -42,10 +44,13 @@ class Model:
         self.used: dict[int, float] = {}
         self.expires = False
 
-    def open_session(self, index: int, name: str | None) -> Any:
-        self.expire(name)
+    def open_session(self, index: int, name: str | None, owner: str | None) -> Any:
+        others = [each for each in self.open.values() if name and each.name == name and each.owner not in (None, owner)]
+        self.expire(None if others else name)
         for old, history in self.open.items():
             if name is not None and history.name == name:
+                if others:
+                    return "SESSION_OWNED"
                 del self.open[old]
                 self.fenced = [*self.fenced, old][-MAX_SESSIONS:]
                 break
@@ -57,6 +62,7 @@ class Model:
                 del self.open[unnamed[0]]
             history = History(len(self.histories), name)
             self.histories.append(history)
+        history.owner = owner
         self.open[index] = history
         self.used[index] = self.now
         return {"session": index, "sequence": len(history.answered)}
@@ -114,10 +120,10 @@ class SessionsAgainstModel(RuleBasedStateMachine):
         self.model = Model(window)
         self.ids: dict[int, int] = {}  # each id ever opened, to the number of its history
 
-    @rule(name=NAMES)
-    def open(self, name: str | None) -> None:
-        applied = self.desk.try_open(name)
-        assert (applied.results[0] or applied.refused[0][1]) == self.model.open_session(applied.index, name)
+    @rule(name=NAMES, owner=OWNERS)
+    def open(self, name: str | None, owner: str | None) -> None:
+        applied = self.desk.try_open(name, owner)
+        assert (applied.results[0] or applied.refused[0][1]) == self.model.open_session(applied.index, name, owner)
         if applied.results[0]:
             self.ids[applied.index] = self.model.open[applied.index].number
 
@@ -197,7 +203,7 @@ class SessionsAgainstModel(RuleBasedStateMachine):
     def every_session_stands_where_the_model_does(self) -> None:
         for session in getattr(self, "ids", ()):
             history = self.model.open.get(session)
-            expected = history and SessionStatus(session, history.name, len(history.answered))
+            expected = history and SessionStatus(session, history.name, len(history.answered), history.owner)
             assert self.desk.applier.sessions.find(session) == expected
 
     @invariant()

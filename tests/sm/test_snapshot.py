@@ -23,7 +23,7 @@ from quire.sm import (
     restore_content,
 )
 from quire.sm.boundary import MAX_EPOCHS
-from quire.sm.snapshots.content import FENCED_IN_A_ROW
+from quire.sm.snapshots.content import PAIRS_IN_A_ROW
 from quire.sm.snapshots.manifest import Chunk, decode_manifest
 from tests.packed import unpacked
 from tests.sm.frames import Frames
@@ -160,7 +160,7 @@ def test_fenced_sessions_stay_fenced_and_the_oldest_is_forgotten_first() -> None
 
 def test_more_fenced_sessions_than_one_row_holds_are_kept() -> None:
     sessions = Sessions()
-    sessions.put_fenced((old, old + 1) for old in range(FENCED_IN_A_ROW + 1))
+    sessions.put_fenced((old, old + 1) for old in range(PAIRS_IN_A_ROW + 1))
     content = list(content_of(LogMachine(), sessions))
     again = Sessions()
     restore_content(content, LogMachine(), again, "a snapshot")
