@@ -9,7 +9,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from ..client import Client, ClientError, Members, SessionClosed, SessionRow, connect
+from ..client import Client, ClientError, Members, NotFound, SessionClosed, SessionRow, connect
 from ..terminal import escaped
 from .connection import DEFAULT_TIMEOUT_S, Json, Server, Timeout, ask, exit_of, fail_usage, servers_of
 from .console import EscapingConsole
@@ -289,11 +289,17 @@ def close_session(
         return
 
     async def close(client: Client) -> SessionClosed:
-        # Opening the session by name takes it over, which is how to learn its id.
-        number = (await client.session()).id if session is None else session
-        return await client.close_session(number)
+        return await client.close_session(await _session_of(client, name or "") if session is None else session)
 
-    _show_session(ask(server, timeout, close, session=name), as_json=as_json)
+    _show_session(ask(server, timeout, close), as_json=as_json)
+
+
+async def _session_of(client: Client, name: str) -> int:
+    """The id of the session with this name. Opening the name would tell it, too, but only to its owner."""
+    async for row in client.sessions(name):
+        if row["name"] == name:
+            return row["session"]
+    raise NotFound({"status": 404, "detail": f"no session is open under the name {name!r}; see `quire session list`"})
 
 
 async def _idle_sessions(client: Client, prefix: str, idle_s: float) -> list[SessionRow]:

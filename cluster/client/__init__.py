@@ -30,6 +30,7 @@ from .errors import (
     SessionError,
     SessionExpired,
     SessionFenced,
+    SessionOwned,
     Unauthorized,
     Unavailable,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "SessionError",
     "SessionExpired",
     "SessionFenced",
+    "SessionOwned",
     "SessionRow",
     "SessionStatus",
     "SnapshotTaken",

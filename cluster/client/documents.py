@@ -98,9 +98,10 @@ class SessionClosed(TypedDict):
 
 
 class SessionStatus(SessionClosed):
-    """An open session; `sequence` is the last one executed."""
+    """An open session; `sequence` is the last one executed, `owner` the name of the token that opened it."""
 
     name: str | None
+    owner: str | None
 
 
 class SessionRow(SessionStatus):

@@ -7,6 +7,7 @@
 - Unavailable: no server could do it before the deadline; nothing was written; try again later
 - OutcomeUnknown: the write may have happened, may still happen, or may never happen
 - SessionFenced, SessionExpired, ReplyGone: the client's session no longer answers this command
+- SessionOwned: the session, or the one that has the client's name, belongs to another token's name
 - Halted: an earlier command failed, so this one was not sent
 - ForkedClient: a forked child used its parent's client; this is a bug in the program, and not a ClientError
 - ServerFault: a node failed during a read, or its machine failed in `check` or `query`; nothing was written
@@ -153,6 +154,10 @@ class SessionExpired(SessionError):
     """The session was closed, or evicted because it was idle for too long."""
 
 
+class SessionOwned(SessionError):
+    """The session, or the name to open, belongs to another token's name; nothing was executed. It is not retried."""
+
+
 class ReplyGone(SessionError):
     """The command was executed, but so long ago that the session no longer keeps its reply."""
 
@@ -160,6 +165,7 @@ class ReplyGone(SessionError):
 SESSION_ERRORS: dict[str, type[SessionError]] = {
     "SESSION_FENCED": SessionFenced,
     "SESSION_EXPIRED": SessionExpired,
+    "SESSION_OWNED": SessionOwned,
     "REPLY_GONE": ReplyGone,
     "SEQUENCE_GAP": SessionError,
     "SEQUENCE_REUSED": SessionError,

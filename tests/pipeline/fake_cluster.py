@@ -155,7 +155,7 @@ class SessionClient(AbstractAsyncContextManager["SessionClient"]):
         found = self._cluster.applier.sessions.find(session)
         if found is None:
             raise NotFound({"status": 404, "detail": f"session {session} is not open"})
-        return {"session": found.session, "name": found.name, "sequence": found.sequence}
+        return {"session": found.session, "name": found.name, "sequence": found.sequence, "owner": found.owner}
 
 
 class RefusingMachine(ArithmeticMachine):
