@@ -3,8 +3,8 @@
 The classes say whose fault it was; the values are attributes:
 
 - the caller's: Malformed, CommandsRefused, QueryRefused, LimitExceeded, WrongIndex, Truncated, SequenceRefused,
-  SessionRefused, SessionUnknown, NodeUnknown, MembersFull, OutOfBounds, NotCommitted, Expired, NotInThisMode,
-  BodyTimeout, HostRefused, OriginRefused, Unauthorized, Forbidden, SessionOwned
+  SessionRefused, SessionOwned, SessionUnknown, NodeUnknown, MembersFull, OutOfBounds, NotCommitted, Expired,
+  NotInThisMode, BodyTimeout, HostRefused, OriginRefused, Unauthorized, Forbidden
 - temporary, so retry here or elsewhere (nothing was written): NotLeader, NoLeader, LeaderUnreachable, Overloaded,
   NodeStopping, TransferFailed, DiskFullError, ResourcesExhaustedError, StateUnavailable, CorruptHere, SessionsFull,
   SnapshotFailed, and of a promotion: LeaderNotServing, ChangeUnderWay, NodeNotConnected, NodeBehind, VotersUnheard
@@ -48,15 +48,6 @@ class Forbidden(ClusterError):
         super().__init__(f"this needs the role {needs}, and the caller has {has}")
         self.has = has
         self.needs = needs
-
-
-class SessionOwned(ClusterError):
-    """The session belongs to the token of another name; nothing was done."""
-
-    def __init__(self, session: int, owner: str) -> None:
-        super().__init__(f"session {session} belongs to the token {owner}, which opened it; open a session of your own")
-        self.session = session
-        self.owner = owner
 
 
 class Malformed(ClusterError):
@@ -160,6 +151,13 @@ class SessionRefused(ClusterError):
         super().__init__(f"{code}: {reason}")
         self.code = code
         self.refused = refused
+
+
+class SessionOwned(SessionRefused):
+    """The session, or that of the name to open, belongs to another owner; nothing was executed, opened or closed."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("SESSION_OWNED", reason, [])
 
 
 class SessionUnknown(ClusterError):

@@ -92,9 +92,9 @@ ANSWERS: dict[type[Exception], Answer] = {
     Malformed: Answer(400, "malformed", "The request is malformed"),
     Unauthorized: Answer(401, "unauthorized", "A token is needed"),
     Forbidden: Answer(403, "forbidden", "The caller's role may not do this"),
-    SessionOwned: Answer(403, "session-owned", "The session belongs to another token"),
     HostRefused: Answer(403, "host-refused", "The node does not have this name"),
     OriginRefused: Answer(403, "origin-refused", "A web page that is not allowed sent the request"),
+    SessionOwned: Answer(403, "session-owned", "The session belongs to another owner"),
     OutOfBounds: Answer(404, "out-of-bounds", "There is no such record"),
     NotCommitted: Answer(404, "not-committed", "The record is not committed yet"),
     SessionUnknown: Answer(404, "session-unknown", "There is no such session"),
@@ -159,8 +159,6 @@ def problem_of(error: ClusterError, request_id: str) -> web.Response:
     match error:
         case Unauthorized():
             response.headers[hdrs.WWW_AUTHENTICATE] = CHALLENGE + (', error="invalid_token"' if error.shown else "")
-        case SessionOwned():
-            response.headers[SESSION_CODE] = "SESSION_OWNED"
         case SessionUnknown():
             response.headers[SESSION_CODE] = "SESSION_EXPIRED"
         case SessionRefused():

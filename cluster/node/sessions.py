@@ -1,15 +1,18 @@
-"""Linearizable lookups of open sessions, on the leader.
+"""Lookups of open sessions, and of who may use them, on the leader.
 
-They read the session table at a frame boundary, and write nothing.
+They read the session table and write nothing. A session that has an owner may be used by a caller of that name only.
+That is checked before a record is appended, since the log does not hold who writes. A session's owner never changes, so
+the table of a leader that has not applied everything yet can answer for the sessions that are in it; any other session
+is looked up linearizably, at a frame boundary.
 """
 
 import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from quire.sm import ApplyFailed, Sessions, SessionStatus
+from quire.sm import ApplyFailed, Sessions, SessionStatus, owned_by_another
 
-from ..errors import SessionRefused, SessionUnknown, StateUnavailable
+from ..errors import SessionOwned, SessionRefused, SessionUnknown, StateUnavailable
 from .applying import Applying
 from .reading import Reading, late_read
 from .writing import LeaderState, Writing
@@ -18,7 +21,7 @@ T = TypeVar("T")
 
 
 class SessionLookup:
-    """Finds open sessions; linearizable, so it is for the leader."""
+    """Finds open sessions; linearizable, so it is for the leader. A caller without a name may use all of them."""
 
     def __init__(
         self, leadership: LeaderState, reading: Reading, applying: Applying, writing: Writing, timeout_ms: int
@@ -44,18 +47,37 @@ class SessionLookup:
         """
         return await self._read(lambda table: table.find(session))
 
-    async def require(self, session: int) -> None:
-        """Return if the session is open. Before it is refused, it is looked up linearizably, since it may be new.
+    async def is_open_for(self, session: int, caller: str | None) -> bool:
+        """Whether the session is open. Before that is denied, it is looked up linearizably, since it may be new.
 
         Raises:
-            SessionUnknown, SessionRefused: it is not open, or was fenced.
+            SessionOwned: it belongs to another than `caller`.
             NotLeader, NoLeader, StateUnavailable: as `find`.
         """
         if (error := self._leadership.not_leader()) is not None:
             raise error
-        sessions = self._applying.applier.sessions
         # In the middle of a frame this may find a session that the frame closes; its commands are refused at apply.
-        if sessions.find(session) is not None or await self.find(session) is not None:
+        status = self._applying.applier.sessions.find(session) or await self.find(session)
+        if status is not None:
+            _refuse_others(status, caller)
+        return status is not None
+
+    async def open_among(self, sessions: list[int], caller: str | None) -> list[int]:
+        """Those of the sessions that are open, linearizable. Raises as `is_open_for`."""
+        found = await self._read(lambda table: [table.find(session) for session in sessions])
+        for status in found:
+            if status is not None:
+                _refuse_others(status, caller)
+        return [status.session for status in found if status is not None]
+
+    async def require(self, session: int, caller: str | None) -> None:
+        """Return if the session is open.
+
+        Raises:
+            SessionUnknown, SessionRefused: it is not open, or was fenced.
+            SessionOwned, NotLeader, NoLeader, StateUnavailable: as `is_open_for`.
+        """
+        if await self.is_open_for(session, caller):
             return
         refusal = self._applying.applier.sessions.refusal(session)
         if refusal.code == "SESSION_FENCED":
@@ -77,3 +99,9 @@ class SessionLookup:
             raise StateUnavailable(str(failure)) from failure
         except TimeoutError:
             raise StateUnavailable(late_read("linearizable", self._timeout_ms, self._writing.backlog)) from None
+
+
+def _refuse_others(status: SessionStatus, caller: str | None) -> None:
+    """Raise SessionOwned if the session belongs to another than `caller`."""
+    if caller is not None and status.owner not in (None, caller):
+        raise SessionOwned(owned_by_another(status))

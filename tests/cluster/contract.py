@@ -30,9 +30,9 @@ NOWHERE_YET = {
     "change-under-way": "503: possible only during one commit; see test_members.py",
     "node-behind": "503: needs a node that lags; see test_members.py",
     "voters-unheard": "503: needs a voter that has just fallen silent; see test_members.py",
-    "unauthorized": "401: needs tokens; see access/test_routes.py",
-    "forbidden": "403: needs tokens; see access/test_routes.py",
-    "session-owned": "403: needs tokens; see access/test_routes.py",
+    "unauthorized": "401: needs tokens; see access/test_callers.py",
+    "forbidden": "403: needs tokens; see access/test_callers.py",
+    "session-owned": "403: needs two callers with tokens; see test_session_owners.py",
     "internal": "500: a fault of the node; no request is known to cause it",
 }
 ADD_0 = b'{"commands": [["add", 0]]}'
@@ -226,7 +226,7 @@ CALLS = [
     Call(post("/sessions/close", b'{"sessions": []}'), "closed", forwards=True, writes=True, largest_body=1 << 15),
     Call(
         get("/sessions/{session}"),
-        "session name sequence",
+        "session name sequence owner",
         given=worlds.a_session,
         forwards=True,
         own=[Row(503, "state-unavailable", get("/sessions/1"), "alone", at=("n1",))],

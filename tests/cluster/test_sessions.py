@@ -148,7 +148,7 @@ async def test_a_closed_session_is_unknown(cluster: RunningCluster, at: str) -> 
 
     closed = await cluster.ask(at, "DELETE", f"/sessions/{session}")
 
-    assert there.document == {"session": session, "name": f"closing-{at}", "sequence": 1}
+    assert there.document == {"session": session, "name": f"closing-{at}", "sequence": 1, "owner": None}
     assert closed.document == {"session": session, "sequence": 1}
     for method in ("GET", "DELETE"):
         reply = await cluster.ask(at, method, f"/sessions/{session}")

@@ -15,10 +15,11 @@ from quire.replication import Write
 from quire.sm import SESSION_CODES, Applier, ApplyFailed
 
 from ...errors import CommandsRefused, LimitExceeded, OutcomeUnknown, SessionRefused, WrongIndex
-from ...node.components import Components, NodeView
+from ...node.components import Components
 from ...node.writing import FutureWaiter, WriteReply
+from ..admission.authorization import caller_of
 from ..answer_size import first_results, results_within
-from ..api import API, NodeApi
+from ..api import API
 from ..bodies import (
     JSON,
     MSGPACK,
@@ -53,7 +54,7 @@ async def post_commands(request: web.Request) -> web.StreamResponse:
         return forwarded
     await api.decoding.turn(len(body))
     commands = decode_commands(content_type, body, api.node.config.max_commands)
-    reply = await write_values(api, commands, limit, applied=True, write_id=write_id)
+    reply = await write_values(request, commands, limit, applied=True, write_id=write_id)
     reply, document = _within_answer(request, reply)
     document |= {"repeated": True} if reply.repeated else {"index": reply.index}
     document |= {"epoch": reply.epoch, "results": reply.results}
@@ -85,7 +86,7 @@ def _within_answer(request: web.Request, reply: WriteReply) -> tuple[WriteReply,
 
 
 async def write_values(
-    api: NodeApi,
+    request: web.Request,
     values: list[Any],
     limit: int,
     *,
@@ -101,7 +102,7 @@ async def write_values(
         CommandsRefused, LimitExceeded: nothing was written.
         ClusterError: as `write_within_deadline`.
     """
-    components = api.node.components
+    components = request.app[API].node.components
     refused = await components.writing.check(values)
     if refused:
         raise CommandsRefused(refused)
@@ -112,32 +113,37 @@ async def write_values(
     write = Write(payload, count, expected_index=expected_index, session=session, sequence=sequence, owner=waiter)
     if session and count > (window := components.sessions.window):
         raise LimitExceeded("the number of records under a session", count, window)
-    return await write_within_deadline(api, write)
+    return await write_within_deadline(request, write)
 
 
-async def write_within_deadline(api: NodeApi, write: Write[FutureWaiter]) -> WriteReply:
+async def write_within_deadline(request: web.Request, write: Write[FutureWaiter]) -> WriteReply:
     """`Writing.write` with a deadline of `request_timeout_ms`. Under a session it returns once the write is applied.
 
     Raises:
-        SessionRefused: the session refused every record.
+        SessionRefused: the session refused every record, or belongs to another than the request's caller.
         Overloaded: more than the session's window would be in flight; nothing was written.
         OutcomeUnknown: `request_timeout_ms` passed first.
         ClusterError: as `Writing.write`.
     """
+    api = request.app[API]
+    components, timeout_ms = api.node.components, api.node.config.request_timeout_ms
     if not write.session:
-        return await _write(api.node, write)
-    with api.sessions.slots(write.session, write.count, api.node.components.sessions.window):
-        reply = await _write(api.node, write)
+        return await _write(components, write, timeout_ms)
+    # If the node has no tokens, the record is appended and the session answers when it is applied.
+    caller = caller_of(request).name
+    if caller is not None and not await components.sessions.is_open_for(write.session, caller):
+        raise _not_open(components.applying.applier, write)
+    with api.sessions.slots(write.session, write.count, components.sessions.window):
+        reply = await _write(components, write, timeout_ms)
     if len(reply.refused) == reply.count and all(code in SESSION_CODES for _, code, _ in reply.refused):
         _, code, text = reply.refused[0]
         raise SessionRefused(code, text, reply.refused)
     return reply
 
 
-async def _write(node: NodeView, write: Write[FutureWaiter]) -> WriteReply:
-    components = node.components
+async def _write(components: Components, write: Write[FutureWaiter], timeout_ms: int) -> WriteReply:
     try:
-        async with asyncio.timeout(node.config.request_timeout_ms / 1000):
+        async with asyncio.timeout(timeout_ms / 1000):
             try:
                 return await components.writing.write(write)
             except WrongIndex as error:
@@ -146,7 +152,6 @@ async def _write(node: NodeView, write: Write[FutureWaiter]) -> WriteReply:
                 again = await _as_retry(components, write, error)
             return await components.writing.write(again)
     except TimeoutError:
-        timeout_ms = node.config.request_timeout_ms
         reason = f"no majority acknowledged the write within {timeout_ms} ms"
         if write.owner.applied and (backlog := components.writing.backlog):
             reason = f"the write was not applied within {timeout_ms} ms: {backlog}"
@@ -171,9 +176,7 @@ async def _as_retry(components: Components, write: Write[FutureWaiter], wrong_in
     def judge(applier: Applier) -> Write[FutureWaiter]:
         status = applier.sessions.find(write.session)
         if status is None:
-            refusal = applier.sessions.refusal(write.session)
-            refused = [[position, refusal.code, refusal.text] for position in range(write.count)]
-            raise SessionRefused(refusal.code, refusal.text, refused)
+            raise _not_open(applier, write)
         if write.sequence + write.count - 1 > status.sequence:
             raise wrong_index
         return replace(write, expected_index=None, owner=FutureWaiter(applied=True))
@@ -184,3 +187,10 @@ async def _as_retry(components: Components, write: Write[FutureWaiter], wrong_in
         return await components.applying.at_boundary(judge, on_loop=True)
     except ApplyFailed as failure:
         raise OutcomeUnknown(str(failure)) from failure
+
+
+def _not_open(applier: Applier, write: Write[FutureWaiter]) -> SessionRefused:
+    """The error for a write under a session that is not open."""
+    refusal = applier.sessions.refusal(write.session)
+    refused = [[position, refusal.code, refusal.text] for position in range(write.count)]
+    return SessionRefused(refusal.code, refusal.text, refused)

@@ -42,13 +42,17 @@ async def post_records(request: web.Request) -> web.StreamResponse:
         return forwarded
     await api.decoding.turn(len(body))
     if raw and len(body) > BIN_LIMIT_BYTES:
-        reply = await write_within_deadline(api, _blob(node, body, expected_index, write_id))
+        reply = await write_within_deadline(request, _blob(node, body, expected_index, write_id))
     elif raw:
         room = limit + FRAME_OVERHEAD_BYTES
-        reply = await write_values(api, [body], room, applied=False, expected_index=expected_index, write_id=write_id)
+        reply = await write_values(
+            request, [body], room, applied=False, expected_index=expected_index, write_id=write_id
+        )
     else:
         values = decode_records(content_type, body, node.config.max_commands)
-        reply = await write_values(api, values, limit, applied=False, expected_index=expected_index, write_id=write_id)
+        reply = await write_values(
+            request, values, limit, applied=False, expected_index=expected_index, write_id=write_id
+        )
     return records_written(request, reply)
 
 

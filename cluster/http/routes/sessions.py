@@ -1,19 +1,27 @@
-"""`/sessions`: opening, showing and closing sessions."""
+"""`/sessions`: opening, showing and closing sessions.
+
+A session belongs to the name of the token that opened it, once the log has the feature `session_owners`. It is closed
+for a caller of that name, or for an admin.
+"""
 
 from aiohttp import web
 
-from quire.log import Kind, encode_system
+from quire.log import SESSION_OWNERS, Kind, encode_system
 from quire.replication import Write
+from quire.sm import SESSION_OWNED
 
+from ...access.roles import Role
 from ...errors import (
     ClusterError,
     LimitExceeded,
     Malformed,
     OutcomeUnknown,
+    SessionOwned,
     SessionsFull,
     SessionUnknown,
 )
 from ...node.writing import FutureWaiter
+from ..admission.authorization import caller_of
 from ..api import API
 from ..bodies import answer, decode_document, read_body
 from ..request import integer_of, parameters_of, parse_integer
@@ -39,16 +47,19 @@ async def post_sessions(request: web.Request) -> web.StreamResponse:
         return forwarded
     components, config = api.node.components, api.node.config
     opening = await api.openings.admit(components, config.request_timeout_ms, name)
-    write = Write(encode_system({"type": "open_session", "name": name}), 1, kind=Kind.SYSTEM, owner=opening)
+    record: dict[str, object] = {"type": "open_session", "name": name}
+    if (owner := caller_of(request).name) is not None and SESSION_OWNERS in components.applying.features:
+        record["owner"] = owner
     try:
-        reply = await write_within_deadline(api, write)
+        reply = await write_within_deadline(request, Write(encode_system(record), 1, kind=Kind.SYSTEM, owner=opening))
     except OutcomeUnknown:
         raise  # It may still be applied, and counts until then.
     except ClusterError:
         opening.end()
         raise
     if reply.refused:
-        raise SessionsFull(reply.refused[0][2])
+        _, code, text = reply.refused[0]
+        raise SessionOwned(text) if code == SESSION_OWNED else SessionsFull(text)
     window = min(components.sessions.window, config.max_commands)
     limits = {"session_window": window, "max_request_bytes": config.max_request_bytes}
     return answer(request, {**reply.results[0], **limits})
@@ -67,7 +78,7 @@ def _name_of(request: web.Request, body: bytes) -> str | None:
 
 
 async def get_session(request: web.Request) -> web.StreamResponse:
-    """{"session", "name", "sequence"} of an open session, linearizable."""
+    """{"session", "name", "sequence", "owner"} of an open session, linearizable."""
     api = request.app[API]
     parameters_of(request)
     session = parse_integer(request.match_info["session"], "the session")
@@ -101,7 +112,7 @@ async def get_sessions(request: web.Request) -> web.StreamResponse:
 
 
 async def post_close(request: web.Request) -> web.StreamResponse:
-    """{"closed"}: the ids of those sessions that were open. One record closes them."""
+    """{"closed"}: the ids of those sessions that were open. One record closes them, or none if one is another's."""
     api = request.app[API]
     parameters_of(request)
     body = await read_body(request, CLOSE_BODY_BYTES)
@@ -109,9 +120,11 @@ async def post_close(request: web.Request) -> web.StreamResponse:
     forwarded = await api.leader.forward(request, body, writes=True)
     if forwarded is not None:
         return forwarded
+    if (closer := _closer(request)) is not None:
+        sessions = await api.node.components.sessions.open_among(sessions, closer)
     waiter = FutureWaiter(applied=True)
     payload = encode_system({"type": "close_sessions", "sessions": sessions})
-    reply = await write_within_deadline(api, Write(payload, 1, kind=Kind.SYSTEM, owner=waiter))
+    reply = await write_within_deadline(request, Write(payload, 1, kind=Kind.SYSTEM, owner=waiter))
     return answer(request, reply.results[0])
 
 
@@ -133,9 +146,18 @@ async def delete_session(request: web.Request) -> web.StreamResponse:
     forwarded = await api.leader.forward(request, None, writes=True)
     if forwarded is not None:
         return forwarded
+    if (closer := _closer(request)) is not None:
+        if not await api.node.components.sessions.is_open_for(session, closer):
+            raise SessionUnknown(session)
     waiter = FutureWaiter(applied=True)
     write = Write(encode_system({"type": "close_session", "session": session}), 1, kind=Kind.SYSTEM, owner=waiter)
-    reply = await write_within_deadline(api, write)
+    reply = await write_within_deadline(request, write)
     if reply.refused:
         raise SessionUnknown(session)
     return answer(request, reply.results[0])
+
+
+def _closer(request: web.Request) -> str | None:
+    """The owner whose sessions the caller may close; None if it may close all."""
+    caller = caller_of(request)
+    return None if caller.role >= Role.ADMIN else caller.name

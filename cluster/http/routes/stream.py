@@ -10,8 +10,8 @@ commands of a message go into the frame as the client packed them. A follower ca
 If the leader can no longer answer a stream, it closes it without a problem; the client then resends the unanswered
 messages, under the same sequences, on another stream.
 
-The opening is refused if the session is not open; the header `Quire-Session-Code` then says why. An idle stream is
-closed with a handshake (`admission/streams.py`); its client opens another for its next message.
+The opening is refused if the session is not open or belongs to another; the header `Quire-Session-Code` then says why.
+An idle stream is closed with a handshake (`admission/streams.py`); its client opens another for its next message.
 """
 
 import asyncio
@@ -41,6 +41,7 @@ from ...node.components import Components
 from ...node.writing import WriteReply
 from ...values import DEPTH_LIMIT, refuse_unstorable, unpack_msgpack
 from ..admission.admission import ADMISSION
+from ..admission.authorization import caller_of
 from ..admission.decoding import LARGE_BYTES
 from ..admission.slow_callers import close, done_or_stalled
 from ..admission.streams import OpenStream
@@ -76,7 +77,7 @@ async def commands_stream(request: web.Request) -> web.StreamResponse:
         with api.streams.slot(origin, is_allowed) as slot:
             return await api.leader.carry(request, socket, slot)
     components = node.components
-    await components.sessions.require(session)
+    await components.sessions.require(session, caller_of(request).name)
     with api.streams.slot(origin, is_allowed) as slot:
         await socket.prepare(request)
         stream = CommandStream(components, node.config, request, socket, session, slot)
