@@ -41,6 +41,7 @@ def test_the_owner_takes_its_name_back_and_fences_the_old_session() -> None:
 
     new = desk.open("billing", "alice")
     assert desk.applier.sessions.find(new) == SessionStatus(new, "billing", 1, "alice")
+    assert desk.applier.sessions.all_owned() == [(new, "alice")]
     assert codes(desk.send(old, 2, ["y"])) == ["SESSION_FENCED"]
 
 
