@@ -196,7 +196,8 @@ class CommandStream:
                     reply = await self._transport.call_once("POST", "/sessions", body)
                 except BadRequest as refusal:
                     if refusal.type == OWNED:
-                        raise SessionOwned("SESSION_OWNED", str(refusal)) from None
+                        text = str(refusal.problem.get("detail")).removeprefix("SESSION_OWNED: ")
+                        raise SessionOwned("SESSION_OWNED", text) from None
                     raise
                 document = document_of(reply, _SessionOpened)
                 try:
