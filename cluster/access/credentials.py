@@ -181,13 +181,9 @@ class Credentials:
         if self.tokens is not None and self.tokens.alarm is not None:
             found.append(self.tokens.alarm)
         if self.tls is not None:
-            node = self.tls.node_id
-            found += _expiry(
-                "this node's certificate", self.tls.expires_at, f"run `quire certs node DIR {node}` and copy"
-            )
-            found += _expiry(
-                "a CA's certificate", self.tls.ca_expires_at, "renew the CA (deploy/runbook.md) or retire it in"
-            )
+            renew = f"run `quire certs node DIR {self.tls.node_id}` and copy"
+            found += _expiry("this server's certificate", self.tls.expires_at, renew)
+            found += _expiry("a CA's certificate", self.tls.ca_expires_at, "renew the CA (deploy/runbook.md) and copy")
         return [*found, *self._unequal.values()]
 
 

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from ..request import FORWARDED
-from .addresses import address_of
 from .authorization import Authorization
 from .browsers import BrowserGuard
-from .connections import ConnectionLimit
+from .connections import Connection, ConnectionLimit, peer_of
 from .slow_callers import RequestBodyLimit, ResponseBodyLimit
 
 
@@ -27,14 +26,15 @@ class Admission:
     def is_forwarded(self, request: web.Request) -> bool:
         """Whether a node has forwarded it. With certificates, only a node's own connection proves that."""
         member, credentials = request.headers.get(FORWARDED), self.authorization.credentials
-        return member is not None and (credentials.tls is None or credentials.node_of(request) == member)
+        return member is not None and (credentials.tls is None or peer_of(request) == member)
 
     def origin_of(self, request: web.Request) -> str:
         """What the request counts against: the member that forwarded it, or else the address that it came from."""
         member = request.headers.get(FORWARDED)
-        if member in self.members and self.authorization.credentials.node_of(request) == member:
+        if member in self.members and peer_of(request) == member:
             return f"member {member}"
-        return "" if request.transport is None else address_of(request.transport.get_extra_info("peername"))
+        connection = request.protocol
+        return connection.place.address if isinstance(connection, Connection) else ""
 
 
 ADMISSION: web.AppKey[Admission] = web.AppKey("admission", Admission)

@@ -23,6 +23,7 @@ from ...access.roles import Role
 from ...access.tokens import PREFIX, Token
 from ...errors import Forbidden, HostRefused, Malformed, OriginRefused, SessionOwned, Unauthorized
 from ..request import REQUEST_ID_KEY, waits_on_purpose
+from .connections import peer_of
 from .streams import OpenStream
 
 SCHEME = "bearer"
@@ -142,7 +143,7 @@ class Authorization:
             self._audit.used(caller.name, _address(request), _what(request), request[REQUEST_ID_KEY])
 
     def _admit_peer(self, request: web.Request) -> None:
-        if self.credentials.tls is None or self.credentials.node_of(request) is not None:
+        if self.credentials.tls is None or peer_of(request) is not None:
             return
         has = "none"
         with suppress(Unauthorized):
@@ -170,8 +171,7 @@ class Authorization:
         caller = caller_of(request)
         if caller.token is None or self.credentials.tokens is None:
             return True
-        now = self.credentials.tokens.by_name(caller.token.name)
-        return now == caller.token and not now.is_expired(time.time())
+        return self.credentials.tokens.has(caller.token) and not caller.token.is_expired(time.time())
 
     def check_again(self, request: web.Request) -> None:
         """Check, before a request that has waited is answered, that its token is still one. Raises Unauthorized."""

@@ -23,6 +23,8 @@ class Authority:
         now = datetime.now(UTC)
         builder = _builder(self._subject, self._subject, self._key, now - DAY, now + 10 * DAY)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        own = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
+        builder = builder.add_extension(own, critical=False)
         self.pem = builder.sign(self._key, SHA256()).public_bytes(Encoding.PEM)
 
     def write(self, path: Path) -> Path:
@@ -36,6 +38,9 @@ class Authority:
         now = datetime.now(UTC)
         builder = _builder(_name(node), self._subject, key, now + from_day * DAY, now + to_day * DAY)
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        # Two CAs of one cluster have one subject, so a certificate names its issuer's key.
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        builder = builder.add_extension(issuer, critical=False)
         certificate, private = folder / f"{node}.crt", folder / f"{node}.key"
         certificate.write_bytes(builder.sign(self._key, SHA256()).public_bytes(Encoding.PEM))
         private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
