@@ -17,6 +17,7 @@ import structlog
 from aiohttp import web
 
 from ..access.tls import Tls
+from ..errors import ClusterError
 from .admission.client_hello import HANDSHAKE, HELLO_BYTES, dialled_name
 from .admission.connections import Connection, ConnectionLimit, Place, Refusal
 from .admission.reading import ReadingTurns
@@ -45,11 +46,11 @@ ContextsInForce = Callable[[], Tls | None]
 rate_limited = RateLimitedLog(structlog.get_logger(__name__))
 
 
-class _NotTls(Exception):
+class _NotTls(ClusterError):
     """The caller sends something else."""
 
 
-class _CannotStart(Exception):
+class _NoHello(ClusterError):
     """The connection is closed; the text says why, empty if there is nothing to say."""
 
 
@@ -83,7 +84,7 @@ class Handshakes:
                 held.pop_all()
                 rate_limited.warning("plain HTTP on the TLS port", peer=place.address)
                 await self._answer_plain(accepted, place)
-            except (_CannotStart, OSError) as error:  # SSLError and TimeoutError are OSErrors.
+            except (_NoHello, OSError) as error:  # SSLError and TimeoutError are OSErrors.
                 if why := _reason_of(error):
                     rate_limited.warning("a TLS connection failed", why=why, peer=place.address)
 
@@ -95,14 +96,14 @@ class Handshakes:
             await _turn(self._hellos)
             sent = accepted.recv(HELLO_BYTES, socket.MSG_PEEK)
             if not sent:
-                raise _CannotStart("")  # Perhaps a balancer that checks that the port is open.
+                raise _NoHello("")  # Perhaps a balancer that checks that the port is open.
             if sent[0] != HANDSHAKE:
                 raise _NotTls
             name = dialled_name(sent)
             if name is not None:
                 return name == self._in_force().node_name and self._connections.reserve > 0
             if len(sent) == HELLO_BYTES:
-                raise _CannotStart(f"its hello is longer than {HELLO_BYTES} bytes")
+                raise _NoHello(f"its hello is longer than {HELLO_BYTES} bytes")
             await asyncio.sleep(pause_s)  # The socket is readable, so waiting for an arrival would not wait for more.
             pause_s *= 2
 
@@ -167,7 +168,7 @@ def _set(future: "asyncio.Future[None]") -> None:
 def _reason_of(error: Exception) -> str:
     """Why a connection could not be started, in words about the caller."""
     match error:
-        case _CannotStart():
+        case _NoHello():
             return str(error)
         case TimeoutError():
             return f"it sent no whole hello in {HANDSHAKE_TIMEOUT_S:g} s"

@@ -2,8 +2,10 @@
 
 import asyncio
 import socket
+from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
 
+import pytest
 import uvloop
 from aiohttp import web
 
@@ -39,3 +41,25 @@ def test_those_who_come_together_are_accepted_many_in_a_turn() -> None:
         turns = runner.run(turns_to_accept_all(callers))
 
     assert turns <= 2 * CALLERS / ACCEPTED_IN_TURN
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_connection_for_which_there_is_no_room_is_told_so(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def test() -> bytes:
+        async with AsyncExitStack() as stack:
+            listening = stack.enter_context(socket.create_server((HOST, 0)))
+            address = listening.getsockname()
+            runner = web.AppRunner(web.Application(), shutdown_timeout=0.1)
+            server = await serve_app(runner, ConnectionLimit(limit=0, reserve=0), listening)
+            stack.push_async_callback(runner.cleanup)
+            stack.push_async_callback(server.close)
+            async with asyncio.timeout(DEADLINE_S):
+                reader, writer = await asyncio.open_connection(*address)
+                stack.callback(writer.close)
+                return await reader.read()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        answer = runner.run(test())
+
+    assert answer.startswith(b"HTTP/1.1 429 ")
+    assert b"Retry-After: 1" in answer

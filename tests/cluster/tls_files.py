@@ -1,7 +1,7 @@
 """Certificates of a CA that lives as long as a test, in the files that a node and its callers are given."""
 
-import datetime
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import trustme
@@ -30,10 +30,8 @@ class Authority:
 
     def issue(self, node: str, *, ended: bool = False) -> TlsFiles:
         """The files of a node; one whose certificate has `ended` cannot load them."""
-        before, until = (
-            datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=2),
-            datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=-1 if ended else 30),
-        )
+        now = datetime.now(UTC)
+        before, until = now - timedelta(days=2), now + timedelta(days=-1 if ended else 30)
         names = (f"{node}.{self.cluster}.quire", f"{self.cluster}.quire")
         issued = self.ca.issue_cert(*names, not_before=before, not_after=until, key_type=trustme.KeyType.ECDSA)
         files = TlsFiles(self.folder / f"{node}.crt", self.folder / f"{node}.key", self.file)

@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -134,7 +134,7 @@ class Callers:
 
 
 @contextmanager
-def turns_of(loop: asyncio.AbstractEventLoop) -> Iterator[list[float]]:
+def turns_of(loop: asyncio.AbstractEventLoop) -> Generator[list[float]]:
     """The processor time of each turn of the running loop."""
     took: list[float] = []
     before = time.thread_time()
@@ -213,6 +213,7 @@ async def measure(folder: Path, silent: int, count: int) -> dict[str, Any]:
         await client.ask()
         alone = client.on_new.pop()
         used = time.process_time()
+        said = ""
         with turns_of(asyncio.get_running_loop()) as turns:
             for _ in ("greet", "ask"):
                 callers.go_on()
@@ -221,7 +222,8 @@ async def measure(folder: Path, silent: int, count: int) -> dict[str, Any]:
                 done = asyncio.create_task(asyncio.to_thread(callers.done))
                 while not done.done():
                     await client.ask()
-        answered = int(await done)
+                said = await done
+        answered = int(said)
         used = time.process_time() - used
         client.close()
         callers.go_on()

@@ -18,7 +18,7 @@ such half-closed connection: it ends with the caller's `close_notify`.
 import asyncio
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import structlog
 from aiohttp import hdrs, web
@@ -145,8 +145,8 @@ class Connection(RequestHandler):
             self.peer = node_in(transport.get_extra_info("peercert"), self.tls.cluster)
         super().connection_made(transport)
         asyncio.get_running_loop().call_soon(self._begin_to_read)  # The transport begins to read after this call.
-        if self._is_ending:
-            self.force_close()
+        if self._is_ending and self.transport is not None:
+            self.transport.abort()
 
     def end(self) -> None:
         """Close it: after the response that is being sent, or at once, if there is none or it is a WebSocket's."""
@@ -288,17 +288,17 @@ class Refusal(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the response."""
-        if isinstance(transport, asyncio.Transport):
-            body = self._response.body if isinstance(self._response.body, bytes) else b""
-            head = [f"HTTP/1.1 {self._response.status} {self._response.reason}"]
-            head += [f"{name}: {value}" for name, value in self._response.headers.items()]
-            head += [f"Content-Length: {len(body)}", "Connection: close", "\r\n"]
-            transport.write("\r\n".join(head).encode() + body)
-            if self._linger_s:
-                transport.write_eof()
-                self._cut_off = asyncio.get_running_loop().call_later(self._linger_s, transport.abort)
-                return
-        transport.close()
+        writing = cast(asyncio.Transport, transport)  # Those of uvloop are of no class of asyncio's.
+        body = self._response.body if isinstance(self._response.body, bytes) else b""
+        head = [f"HTTP/1.1 {self._response.status} {self._response.reason}"]
+        head += [f"{name}: {value}" for name, value in self._response.headers.items()]
+        head += [f"Content-Length: {len(body)}", "Connection: close", "\r\n"]
+        writing.write("\r\n".join(head).encode() + body)
+        if self._linger_s:
+            writing.write_eof()
+            self._cut_off = asyncio.get_running_loop().call_later(self._linger_s, writing.abort)
+        else:
+            writing.close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Nothing more arrives."""
