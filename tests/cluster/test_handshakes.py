@@ -24,6 +24,7 @@ from tests.cluster.tls_files import Authority
 from tests.cluster.tls_server import (
     LONG,
     OF_CLUSTER,
+    STRANGER_BYTES,
     NewLoop,
     TlsServer,
     journal_of,
@@ -419,6 +420,29 @@ def test_long_bodies_answers_and_sockets_pass(
 
     run(test(), new_loop)
     assert not caplog.records
+
+
+@on_both_loops
+def test_what_a_stranger_may_send_is_bounded_and_then_it_is_no_stranger(
+    new_loop: NewLoop, authority: Authority
+) -> None:
+    async def test() -> None:
+        async with (
+            tls_server(authority.tls()) as server,
+            ClientSession(connector=TCPConnector(ssl=authority.tls("n2").dialling)) as session,
+        ):
+            url = f"https://{HOST}:{server.port}/hello"
+            async with session.ws_connect(url, server_hostname=OWN) as opened:
+                for message in (b"hello", bytes(10 * STRANGER_BYTES)):
+                    await opened.send_bytes(message)
+                    assert await opened.receive_bytes() == message
+            async with session.ws_connect(url, server_hostname=OWN) as opened:
+                await opened.send_bytes(bytes(10 * STRANGER_BYTES))
+                await opened.receive()
+                assert opened.closed
+            assert server.refused == 1
+
+    run(test(), new_loop)
 
 
 @on_both_loops

@@ -11,18 +11,20 @@ from typing import Any
 import pytest
 import structlog
 import uvloop
-from aiohttp import web
+from aiohttp import WSMsgType, web
 
 from quire.cluster.access.tls import Tls, name_of_cluster
 from quire.cluster.http.admission.connections import ConnectionLimit, peer_of
 from quire.cluster.http.app import serve_app
 from quire.cluster.http.listener import Listener
+from quire.replication.net.sockets import StrangerSentTooMuch, of_a_stranger
 from tests.cluster.tls_files import CLUSTER, Authority
 from tests.ports import HOST
 
 DEADLINE_S = 60.0
 OF_CLUSTER = name_of_cluster(CLUSTER)
 LONG = bytes(3 << 20)
+STRANGER_BYTES = 1000
 
 Test = Callable[[], Awaitable[None]]
 NewLoop = Callable[[], asyncio.AbstractEventLoop]
@@ -53,12 +55,14 @@ class TlsServer:
     listener: Listener = field(init=False)
     port: int = field(init=False)
     waiting: int = 0
+    refused: int = 0
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=2 * len(LONG))
         app.add_routes([web.get("/", self.greet), web.post("/", self.echo), web.get("/long", self.long)])
         app.add_routes([web.get("/wait", self.wait), web.get("/socket", self.talk)])
+        app.add_routes([web.get("/hello", self.hear)])
         return app
 
     async def greet(self, request: web.Request) -> web.Response:
@@ -78,6 +82,22 @@ class TlsServer:
     async def talk(self, request: web.Request) -> web.WebSocketResponse:
         response = web.WebSocketResponse()
         await response.prepare(request)
+        async for message in response:
+            await response.send_bytes(message.data)
+        return response
+
+    async def hear(self, request: web.Request) -> web.WebSocketResponse:
+        """Reads one message of a stranger, and then talks."""
+        response = web.WebSocketResponse()
+        await response.prepare(request)
+        try:
+            with of_a_stranger(response, STRANGER_BYTES):
+                if (said := await response.receive()).type is not WSMsgType.BINARY:
+                    raise ConnectionResetError
+                await response.send_bytes(said.data)
+        except StrangerSentTooMuch:
+            self.refused += 1
+            return response
         async for message in response:
             await response.send_bytes(message.data)
         return response
