@@ -9,9 +9,9 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from ..client import Client, ClientError, Members, NotFound, SessionClosed, SessionRow, connect
+from ..client import Client, ClientError, Members, NotFound, SessionClosed, SessionRow
 from ..terminal import escaped
-from .connection import DEFAULT_TIMEOUT_S, Json, Server, Timeout, ask, exit_of, fail_usage, servers_of
+from .connection import DEFAULT_TIMEOUT_S, ClusterOptions, Json, Timeout, ask, connecting, exit_of, fail_usage
 from .console import EscapingConsole
 from .output import Exit, complain, printable, say, to_json
 
@@ -50,38 +50,41 @@ class NodeAnswer(NamedTuple):
 
 
 @admin_app.command()
+@connecting
 def transfer(
+    cluster: ClusterOptions,
     target: Annotated[
         str | None, typer.Argument(help="The node that is to lead. Default: the most up-to-date follower.")
     ] = None,
-    server: Server = "",
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Move leadership to another node. Loses no write."""
-    leader = ask(server, timeout, lambda client: client.transfer(target))
+    leader = ask(cluster, timeout, lambda client: client.transfer(target))
     say(f'{{"leader": {to_json(leader)}}}' if as_json else f"{printable(leader)} leads")
 
 
 @admin_app.command()
+@connecting
 def snapshot(
-    node: OneNode = None, server: Server = "", as_json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S
+    cluster: ClusterOptions, node: OneNode = None, as_json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S
 ) -> None:
     """Take a snapshot on every node. Prints its index, size and checksum."""
 
     async def take(client: Client, address: str) -> Mapping[str, object]:
         return await client.take_snapshot(address)
 
-    raise typer.Exit(_show_each(server, node, take, ("index", "bytes", "sha256"), as_json=as_json, timeout_s=timeout))
+    raise typer.Exit(_show_each(cluster, node, take, ("index", "bytes", "sha256"), as_json=as_json, timeout_s=timeout))
 
 
 @admin_app.command()
+@connecting
 def expire(
+    cluster: ClusterOptions,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Delete nothing. Show what would be deleted, what is held, and why.")
     ] = False,
     node: OneNode = None,
-    server: Server = "",
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
@@ -95,7 +98,7 @@ def expire(
         return {**row, "held_bytes": expiry["held"]["bytes"], "held_by": expiry["holds"][0]["why"]}
 
     columns = ("segments", "to_index", "bytes", *(("held_bytes", "held_by") if dry_run else ()))
-    raise typer.Exit(_show_each(server, node, expire_one, columns, as_json=as_json, timeout_s=timeout))
+    raise typer.Exit(_show_each(cluster, node, expire_one, columns, as_json=as_json, timeout_s=timeout))
 
 
 @code_app.callback()
@@ -104,8 +107,9 @@ def code_command() -> None:
 
 
 @code_app.command("accept-code")
+@connecting
 def accept_code(
-    node: OneNode = None, server: Server = "", as_json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S
+    cluster: ClusterOptions, node: OneNode = None, as_json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S
 ) -> None:
     """Accept, on every node, the machine's code that the members now run. Do this only if its results are the same.
 
@@ -121,15 +125,21 @@ def accept_code(
         return {"code": (row["code"] or "unknown")[:CODE_CHARACTERS], "accepted_code": accepted}
 
     columns = ("code", "accepted_code")
-    raise typer.Exit(_show_each(server, node, accept, columns, as_json=as_json, timeout_s=timeout))
+    raise typer.Exit(_show_each(cluster, node, accept, columns, as_json=as_json, timeout_s=timeout))
 
 
 def _show_each(
-    server: str, node: str | None, call: NodeCall, columns: tuple[str, ...], *, as_json: bool, timeout_s: float
+    cluster: ClusterOptions,
+    node: str | None,
+    call: NodeCall,
+    columns: tuple[str, ...],
+    *,
+    as_json: bool,
+    timeout_s: float,
 ) -> Exit:
     """Call each member, or one, print a row for each, and return the exit code."""
     try:
-        answers = asyncio.run(_ask_each(servers_of(server), node, call, timeout_s))
+        answers = asyncio.run(_ask_each(cluster.connect(timeout_s), node, call))
     except ClientError as error:
         return exit_of(error)
     if as_json:
@@ -142,8 +152,8 @@ def _show_each(
     return Exit.FAILED if any(answer.failure for answer in answers.values()) else Exit.DONE
 
 
-async def _ask_each(servers: str, node: str | None, call: NodeCall, timeout_s: float) -> dict[str, NodeAnswer]:
-    async with connect(servers, timeout_s=timeout_s) as client:
+async def _ask_each(unopened: Client, node: str | None, call: NodeCall) -> dict[str, NodeAnswer]:
+    async with unopened as client:
         status = await client.status()
         addresses = {member["node_id"]: member["address"] for member in status.get("members", ())}
         if node is not None and node not in addresses:
@@ -172,13 +182,14 @@ def _cell(value: object) -> str:
 
 
 @members_app.callback(invoke_without_command=True)
+@connecting
 def show_members(
-    context: typer.Context, server: Server = "", as_json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S
+    cluster: ClusterOptions, context: typer.Context, as_json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S
 ) -> None:
     """Show the members in the log and the other connected nodes, as the leader knows them."""
     if context.invoked_subcommand is not None:
         return
-    document = ask(server, timeout, lambda client: client.members())
+    document = ask(cluster, timeout, lambda client: client.members())
     if as_json:
         say(to_json(document))
     else:
@@ -202,9 +213,10 @@ def _member_table(document: Members) -> Table:
 
 
 @members_app.command()
+@connecting
 def promote(
+    cluster: ClusterOptions,
     node: Annotated[str, typer.Argument(help="The node to make a voter, with the disk it has now.")],
-    server: Server = "",
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
@@ -213,7 +225,7 @@ def promote(
     If the node came back with an empty disk, its old disk loses its vote before the new disk gains one: two records.
     Waits until the node has caught up. If interrupted, run it again.
     """
-    changes = ask(server, timeout, lambda client: client.promote(node))
+    changes = ask(cluster, timeout, lambda client: client.promote(node))
     if as_json:
         say(to_json({"node_id": node, "changes": changes}))
     elif changes:
@@ -224,30 +236,33 @@ def promote(
 
 
 @session_app.command("open")
+@connecting
 def open_session(
+    cluster: ClusterOptions,
     name: Annotated[str, typer.Argument(help="The session's name. If it is in use, its holder is fenced.")],
-    server: Server = "",
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Open a named session. Prints its id and last sequence. It stays open until it is closed."""
-    opened = ask(server, timeout, lambda client: client.session(), session=name)
+    opened = ask(cluster, timeout, lambda client: client.session(), session=name)
     _show_session({"session": opened.id, "name": opened.name, "sequence": opened.sequence}, as_json=as_json)
 
 
 @session_app.command("show")
+@connecting
 def show_session(
-    session: SessionId, server: Server = "", as_json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S
+    cluster: ClusterOptions, session: SessionId, as_json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S
 ) -> None:
     """Print a session's name and its last executed sequence."""
-    _show_session(ask(server, timeout, lambda client: client.session_status(session)), as_json=as_json)
+    _show_session(ask(cluster, timeout, lambda client: client.session_status(session)), as_json=as_json)
 
 
 @session_app.command("list")
+@connecting
 def list_sessions(
+    cluster: ClusterOptions,
     prefix: Prefix = "",
     idle_s: IdleS = 0.0,
-    server: Server = "",
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
@@ -256,12 +271,14 @@ def list_sessions(
     async def listed(client: Client) -> list[SessionRow]:
         return await _idle_sessions(client, prefix, idle_s)
 
-    for row in ask(server, timeout, listed):
+    for row in ask(cluster, timeout, listed):
         _show_session(row, as_json=as_json)
 
 
 @session_app.command("close")
+@connecting
 def close_session(
+    cluster: ClusterOptions,
     session: Annotated[
         int | None,
         typer.Argument(metavar="ID", min=1, help="The session's id. Or use --name, --prefix, --idle."),
@@ -269,7 +286,6 @@ def close_session(
     name: Annotated[str | None, typer.Option("--name", help="The session that is open under this name.")] = None,
     prefix: Prefix = "",
     idle_s: IdleS = 0.0,
-    server: Server = "",
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
@@ -284,14 +300,14 @@ def close_session(
             parts = [found[first : first + CLOSED_AT_ONCE] for first in range(0, len(found), CLOSED_AT_ONCE)]
             return [closed for part in parts for closed in await client.close_sessions(part)]
 
-        closed = ask(server, timeout, close_all)
+        closed = ask(cluster, timeout, close_all)
         say(to_json({"closed": closed}) if as_json else f"{len(closed):,} sessions closed")
         return
 
     async def close(client: Client) -> SessionClosed:
         return await client.close_session(await _session_of(client, name or "") if session is None else session)
 
-    _show_session(ask(server, timeout, close), as_json=as_json)
+    _show_session(ask(cluster, timeout, close), as_json=as_json)
 
 
 async def _session_of(client: Client, name: str) -> int:

@@ -13,14 +13,23 @@ import typer
 
 import quire
 
-from ..client import Client, Consistency, connect
+from ..client import Client, Consistency
 from ..client.records import Record
 from ..errors import Malformed
 from ..terminal import EscapingStream
 from ..values import DEPTH_LIMIT, decode_json
 from .admin import admin_app, code_app, members_app, session_app
 from .certs import certs_app
-from .connection import DEFAULT_TIMEOUT_S, Json, Server, Timeout, ask, fail_usage, run_until_stopped, servers_of
+from .connection import (
+    DEFAULT_TIMEOUT_S,
+    ClusterOptions,
+    Json,
+    Timeout,
+    ask,
+    connecting,
+    fail_usage,
+    run_until_stopped,
+)
 from .credentials import secret_app, token_app
 from .export import export_range
 from .load import BATCH_COMMANDS, load_file
@@ -59,26 +68,28 @@ def serve(context: typer.Context) -> None:
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
+@connecting
 def apply(
+    cluster: ClusterOptions,
     operation: Annotated[str, typer.Argument(help="For the arithmetic machine: add, sub, mul or div.")],
     operands: Annotated[list[str] | None, typer.Argument(help="Integers; anything else is sent as a string.")] = None,
-    server: Server = "",
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Apply one command and print its result. Example: quire apply add 3"""
     command = [operation, *map(parse_operand, operands or [])]
-    result = ask(server, timeout, lambda client: client.apply(command))
+    result = ask(cluster, timeout, lambda client: client.apply(command))
     say(f'{{"result": {to_json(result)}}}' if as_json else printable(result))
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
+@connecting
 def append(
+    cluster: ClusterOptions,
     value: Annotated[str | None, typer.Argument(help="The record as JSON, as in '[\"add\", 3]'.")] = None,
     raw: Annotated[
         Path | None, typer.Option("--raw", metavar="FILE", help="Append the bytes of a file; - reads stdin.")
     ] = None,
-    server: Server = "",
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
@@ -86,12 +97,14 @@ def append(
     if (value is None) == (raw is None):
         fail_usage("give either a JSON value or --raw FILE")
     record = read_raw(raw) if raw is not None else parse_json(value or "")
-    index = ask(server, timeout, lambda client: client.append(record))
+    index = ask(cluster, timeout, lambda client: client.append(record))
     say(f'{{"index": {to_json(index)}}}' if as_json else printable(index))
 
 
 @app.command()
+@connecting
 def load(
+    cluster: ClusterOptions,
     file: Annotated[Path, typer.Argument(help="NDJSON, one command per line; - reads stdin.")],
     batch: Annotated[
         int, typer.Option("--batch", min=1, help="Commands per frame. A frame is applied as a whole or not at all.")
@@ -112,7 +125,6 @@ def load(
             "--acknowledged", metavar="FILE", help="Append a JSON line for each acknowledged batch to a file."
         ),
     ] = None,
-    server: Server = "",
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
@@ -120,7 +132,7 @@ def load(
     if close_session and not session:
         fail_usage("--close-session goes with --session NAME")
     code = load_file(
-        servers_of(server),
+        cluster,
         file,
         batch,
         acknowledged,
@@ -133,7 +145,9 @@ def load(
 
 
 @app.command()
+@connecting
 def read(
+    cluster: ClusterOptions,
     index: Annotated[int | None, typer.Argument(min=0, help="The record's index. For a range: --from, --to.")] = None,
     from_index: Annotated[int | None, typer.Option("--from", min=0, help="First index of the range.")] = None,
     to_index: Annotated[int | None, typer.Option("--to", min=0, help="End of the range, exclusive.")] = None,
@@ -143,7 +157,6 @@ def read(
     raw: Annotated[
         bool, typer.Option("--raw", help="Write a record that is bytes or a string unchanged, without a line end.")
     ] = False,
-    server: Server = "",
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
@@ -153,17 +166,17 @@ def read(
     if raw and (index is None or as_json):
         fail_usage("--raw goes with an index, and without --json")
     if export:
-        raise typer.Exit(export_range(servers_of(server), from_index, to_index, timeout))
+        raise typer.Exit(export_range(cluster, from_index, to_index, timeout))
 
     async def print_range(client: Client) -> None:
         async for record in client.read_range(from_index, to_index):
             say(*([to_json(asdict(record))] if as_json else cells_of(record)))
 
     if index is None:
-        ask(server, timeout, print_range)
+        ask(cluster, timeout, print_range)
         return
     wanted = index
-    value = ask(server, timeout, lambda client: client.read(wanted))
+    value = ask(cluster, timeout, lambda client: client.read(wanted))
     if raw:
         write_raw(wanted, value)
         return
@@ -185,20 +198,21 @@ def cells_of(record: Record) -> list[str]:
 
 
 @app.command()
+@connecting
 def state(
+    cluster: ClusterOptions,
     consistency: Annotated[
         Consistency,
         typer.Option(
             "--consistency", help="How fresh the state must be. local: that of the first server, which may be stale."
         ),
     ] = "linearizable",
-    server: Server = "",
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Print the machine's state, applied index and digest."""
-    asked = servers_of(server).split(",")[0] if consistency == "local" else None
-    answer = ask(server, timeout, lambda client: client.state(consistency, server=asked))
+    asked = cluster.servers.split(",")[0] if consistency == "local" else None
+    answer = ask(cluster, timeout, lambda client: client.state(consistency, server=asked))
     if as_json:
         say(to_json(asdict(answer)))
     else:
@@ -208,23 +222,24 @@ def state(
 
 
 @app.command()
+@connecting
 def tail(
+    cluster: ClusterOptions,
     from_index: Annotated[
         int | None, typer.Option("--from", min=0, help="First index. Default: new records only.")
     ] = None,
     count: Annotated[int | None, typer.Option("--count", min=1, help="Exit after this many records.")] = None,
-    server: Server = "",
     as_json: Json = False,  # noqa: ARG001  # Accepted as everywhere; the output is JSON in any case.
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Print new records as lines of JSON, until Ctrl-C."""
-    servers = servers_of(server)
-    raise typer.Exit(run_until_stopped(lambda: _print_records(servers, from_index, count, timeout)))
+    client = cluster.connect(timeout)
+    raise typer.Exit(run_until_stopped(lambda: _print_records(client, from_index, count)))
 
 
-async def _print_records(servers: str, from_index: int | None, count: int | None, timeout_s: float) -> None:
+async def _print_records(unopened: Client, from_index: int | None, count: int | None) -> None:
     left = count
-    async with connect(servers, timeout_s=timeout_s) as client, aclosing(client.pages.tail(from_index)) as pages:
+    async with unopened as client, aclosing(client.pages.tail(from_index)) as pages:
         async for page in pages:
             sys.stdout.writelines(to_json(asdict(record)) + "\n" for record in page[:left])
             sys.stdout.flush()
@@ -235,22 +250,22 @@ async def _print_records(servers: str, from_index: int | None, count: int | None
 
 
 @app.command()
+@connecting
 def status(
+    cluster: ClusterOptions,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
     interval: Annotated[
         float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Time between refreshes, with --watch.")
     ] = 1.0,
     state: Annotated[bool, typer.Option("--state", help="Show each node's state, if it is not too large.")] = False,
-    server: Server = "",
     as_json: Json = False,
     timeout: Timeout = 2.0,
 ) -> None:
     """Show every node: role, indices, lag and digest."""
-    servers = servers_of(server)
     if watch:
-        watching = partial(watch_status, servers, interval, as_json=as_json, timeout_s=timeout, states=state)
+        watching = partial(watch_status, cluster, interval, as_json=as_json, timeout_s=timeout, states=state)
         raise typer.Exit(run_until_stopped(watching))
-    raise typer.Exit(show_status(servers, as_json=as_json, timeout_s=timeout, states=state))
+    raise typer.Exit(show_status(cluster, as_json=as_json, timeout_s=timeout, states=state))
 
 
 app.add_typer(admin_app)

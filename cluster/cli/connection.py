@@ -1,15 +1,21 @@
 """Shared by the commands that talk to a cluster: options, a call on an open client, exit codes for its errors."""
 
 import asyncio
+import inspect
 import os
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from functools import update_wrapper
+from pathlib import Path
 from typing import Annotated, NoReturn, TypeVar
 
 import typer
 
 from quire.replication.address import host_and_port
 
+from ..access.client_credentials import TokenRefused, warning_of
+from ..access.tls import TlsRefused
 from ..client import Client, ClientError, OutcomeUnknown, Unavailable, connect
 from .output import Exit, complain
 
@@ -24,18 +30,81 @@ Server = Annotated[
         help="Nodes to connect to. One is enough to find the leader.",
     ),
 ]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        envvar="QUIRE_TOKEN_FILE",
+        metavar="FILE",
+        help="The file with the token to show, on its first line. Needs --ca.",
+    ),
+]
+Ca = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca", envvar="QUIRE_CA", metavar="FILE", help="The cluster's ca.crt. Connect with TLS, only to its nodes."
+    ),
+]
 Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Deadline of each call.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON: one value, or one per line.")]
 DEFAULT_TIMEOUT_S = 30.0
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """The cluster that a command talks to, and as whom. A wrong one is printed, with exit code 2, where it is used."""
+
+    server: str
+    token_file: Path | None = None
+    ca: Path | None = None
+
+    @property
+    def servers(self) -> str:
+        """The servers, separated by commas."""
+        return servers_of(self.server)
+
+    def connect(self, timeout_s: float, *, session: str | None = None, halt_on_failure: bool = False) -> Client:
+        """A client, not open yet."""
+        try:
+            return connect(
+                self.servers,
+                session=session,
+                timeout_s=timeout_s,
+                halt_on_failure=halt_on_failure,
+                token=self.token_file,
+                ca=self.ca,
+            )
+        except (ValueError, TokenRefused, TlsRefused) as error:
+            fail_usage(str(error))
+
+
+def connecting(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options --server, --token-file and --ca in place of its first parameter."""
+
+    def run(server: Server = "", token_file: TokenFile = None, ca: Ca = None, **others: object) -> None:
+        if token_file is not None and (warning := warning_of(token_file)):
+            complain(warning)
+        command(ClusterOptions(server, token_file, ca), **others)
+
+    *options, _ = inspect.signature(run).parameters.values()
+    _, *own = inspect.signature(command).parameters.values()
+    update_wrapper(run, command)
+    vars(run)["__signature__"] = inspect.Signature([*own, *options])  # What typer reads.
+    return run
+
+
 def ask(
-    server: str, timeout_s: float, call: Callable[[Client], Awaitable[Result]], *, session: str | None = None
+    cluster: ClusterOptions,
+    timeout_s: float,
+    call: Callable[[Client], Awaitable[Result]],
+    *,
+    session: str | None = None,
 ) -> Result:
     """The result of one call on an open client. If it fails, print why and exit."""
+    unopened = cluster.connect(timeout_s, session=session)
 
     async def run() -> Result:
-        async with connect(servers_of(server), session=session, timeout_s=timeout_s) as client:
+        async with unopened as client:
             return await call(client)
 
     try:

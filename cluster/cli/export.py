@@ -26,11 +26,11 @@ from quire.log.json_text import from_json, to_exact_json
 from quire.log.packing import check_value
 from quire.sm import SESSION_LIMITS, Assumed, Executed, Sessions
 
-from ..client import Client, ClientError, Record, Status, connect
+from ..client import Client, ClientError, Record, Status
 from ..errors import Malformed
 from ..terminal import escaped_json
 from ..values import DEPTH_LIMIT, decode_ndjson
-from .connection import exit_of
+from .connection import ClusterOptions, exit_of
 from .output import Exit, complain
 
 VERSION = 1
@@ -49,11 +49,12 @@ class ExportInvalid(ClientError):
     """A file that starts like an export is not a complete, valid one. Nothing from that line on was sent."""
 
 
-def export_range(servers: str, from_index: int | None, to_index: int | None, timeout_s: float) -> Exit:
+def export_range(cluster: ClusterOptions, from_index: int | None, to_index: int | None, timeout_s: float) -> Exit:
     """Write an export to stdout; return the exit code, which is DONE only if the export is complete."""
+    unopened = cluster.connect(timeout_s)
 
     async def run() -> Assumed | None:
-        async with connect(servers, timeout_s=timeout_s) as client:
+        async with unopened as client:
             return await write_export(client, from_index, to_index, sys.stdout.buffer)
 
     try:

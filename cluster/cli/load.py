@@ -28,16 +28,17 @@ from ..client import (
     Client,
     ClientError,
     CommandRefused,
+    Forbidden,
     OutcomeUnknown,
     ResultsCut,
     ServerFault,
     SessionError,
+    Unauthorized,
     Unavailable,
-    connect,
 )
 from ..errors import Malformed
 from ..values import decode_ndjson
-from .connection import exit_of
+from .connection import ClusterOptions, exit_of
 from .export import ExportInvalid, commands_of_rows, is_export, refuse_broken, rows_of
 from .output import Exit, complain, printable, say, to_json
 from .progress import Progress, shown_progress
@@ -261,7 +262,7 @@ async def call_in_thread(take: Callable[[], Result]) -> Result:
 
 
 def load_file(
-    servers: str,
+    cluster: ClusterOptions,
     file: Path,
     count: int,
     record_to: Path | None,
@@ -278,11 +279,12 @@ def load_file(
     """
     loaded = Loaded()
     from_stdin = str(file) == "-"
+    unopened = cluster.connect(timeout_s, session=session, halt_on_failure=True)
 
     async def run(lines: IO[bytes], acknowledged: IO[str] | None) -> None:
         source = await call_in_thread(lambda: source_of(lines)) if from_stdin else source_of(lines)
         loaded.first_line = source.first_line
-        async with connect(servers, session=session, timeout_s=timeout_s, halt_on_failure=True) as client:
+        async with unopened as client:
             if session is not None:
                 loaded.skipped = (await client.session()).sequence
                 skip(source.lines, loaded.skipped)
@@ -330,7 +332,7 @@ def _report_failure(error: ClientError, loaded: Loaded) -> Exit:
         case CommandRefused():
             line = loaded.next_line + error.position
             complain(f"line {line} was refused, {error.code}: {error.text}; {done}, no other line was applied")
-        case BadLine() | ExportInvalid() | ServerFault():
+        case BadLine() | ExportInvalid() | ServerFault() | Unauthorized() | Forbidden():
             complain(f"{error}; {done}, no other line was applied")
         case ResultsCut() | SessionError():
             complain(f"{error}; {done}, {_in_doubt(loaded)}")

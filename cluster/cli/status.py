@@ -12,9 +12,9 @@ from rich.table import Table
 
 from quire.log import Value
 
-from ..client import Client, ClientError, Status, Unavailable, connect
+from ..client import Client, ClientError, Status, Unavailable
 from ..terminal import escaped
-from .connection import exit_of
+from .connection import ClusterOptions, exit_of
 from .console import EscapingConsole
 from .output import Exit, complain, printable, say, to_json
 
@@ -114,10 +114,10 @@ def _differing(rows: Rows) -> dict[str, str]:
     return found
 
 
-def show_status(servers: str, *, as_json: bool, timeout_s: float, states: bool) -> Exit:
+def show_status(cluster: ClusterOptions, *, as_json: bool, timeout_s: float, states: bool) -> Exit:
     """Print the status of all nodes that the servers know; return the exit code."""
     try:
-        rows = asyncio.run(all_nodes(servers, timeout_s, states=states))
+        rows = asyncio.run(all_nodes(cluster, timeout_s, states=states))
     except Unavailable as error:
         complain(f"{error}; check --server, or start the nodes")
         return Exit.UNAVAILABLE
@@ -130,13 +130,15 @@ def show_status(servers: str, *, as_json: bool, timeout_s: float, states: bool) 
     return Exit.DONE
 
 
-async def watch_status(servers: str, interval_s: float, *, as_json: bool, timeout_s: float, states: bool) -> None:
+async def watch_status(
+    cluster: ClusterOptions, interval_s: float, *, as_json: bool, timeout_s: float, states: bool
+) -> None:
     """Print the status of all nodes at every interval; on a terminal, each replaces the previous one."""
     console = EscapingConsole()
     in_place = console.is_terminal and not as_json
     with Live(console=console, auto_refresh=False) if in_place else nullcontext() as live:
         while True:
-            rows = await _rows_or_none(servers, timeout_s, states=states)
+            rows = await _rows_or_none(cluster, timeout_s, states=states)
             if rows is None:
                 pass  # Reported on stderr. The nodes may come back.
             elif as_json:
@@ -149,20 +151,20 @@ async def watch_status(servers: str, interval_s: float, *, as_json: bool, timeou
             await asyncio.sleep(interval_s)
 
 
-async def _rows_or_none(servers: str, timeout_s: float, *, states: bool) -> Rows | None:
+async def _rows_or_none(cluster: ClusterOptions, timeout_s: float, *, states: bool) -> Rows | None:
     try:
-        return await all_nodes(servers, timeout_s, states=states)
+        return await all_nodes(cluster, timeout_s, states=states)
     except ClientError as error:
         complain(str(error))
         return None
 
 
-async def all_nodes(servers: str, timeout_s: float, *, states: bool = False) -> Rows:
+async def all_nodes(cluster: ClusterOptions, timeout_s: float, *, states: bool = False) -> Rows:
     """A row for each node that the servers know of, as `ask_nodes`. Raises Unavailable if no server answers."""
-    async with connect(servers, timeout_s=timeout_s) as client:
+    async with cluster.connect(timeout_s) as client:
         status = await client.status()
         members = {member["node_id"]: member["address"] for member in status.get("members", ())}
-        addresses = members or {status["node_id"]: servers.partition(",")[0]}
+        addresses = members or {status["node_id"]: cluster.servers.partition(",")[0]}
         return await ask_nodes(client, addresses, states=states)
 
 

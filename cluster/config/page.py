@@ -18,7 +18,8 @@ file (`data_dir = "./n1"`) that `--config FILE` or `QUIRE_CONFIG` names. Flags o
 override the file. An unknown key, an unknown `QUIRE_` variable and a missing file are errors. Variables that Kubernetes
 or Docker set for a service named `quire` or `quire-...` are ignored and logged, such as `QUIRE_SERVICE_HOST`, or
 `QUIRE_PORT` with a value such as `tcp://10.0.0.1:7001`. The other commands read `QUIRE_SERVER`, the addresses of the
-cluster. Limits that are not settings are in [limits.md](limits.md).
+cluster, `QUIRE_CA` and `QUIRE_TOKEN_FILE`; a node ignores these. Limits that are not settings are in
+[limits.md](limits.md).
 
     # n1.toml
     node = "n1"

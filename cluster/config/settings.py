@@ -31,7 +31,8 @@ from quire.replication.address import host_and_port
 from ..errors import ClusterError
 
 ENVIRONMENT_PREFIX = "QUIRE_"
-OTHER_VARIABLES = frozenset({"QUIRE_SERVER", "QUIRE_CONFIG"})  # Read by the command line, not by the model.
+# Read by the command line, not by the model. A machine may have those of a client set for all its programs.
+OTHER_VARIABLES = frozenset({"QUIRE_SERVER", "QUIRE_TOKEN_FILE", "QUIRE_CA", "QUIRE_CONFIG"})
 
 # https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables. Docker sets the same for a
 # link to another container, with a start and an end for a range of ports, its name, and that container's own variables.

@@ -7,8 +7,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
 
 from quire.cluster.access.tls import TlsRefused
 from quire.cluster.client import (
@@ -21,8 +19,8 @@ from quire.cluster.client import (
     connect,
     connect_sync,
 )
-from quire.cluster.http.problems import problem
 from tests.cluster.access.issued import Authority
+from tests.cluster.access.known import KnownTokens, unauthorized
 from tests.cluster.scripted import Step, appended, broken, document, refusing, scripted
 from tests.cluster.streaming import Fault, streaming
 from tests.replication.loopback import until
@@ -58,31 +56,6 @@ def tls(tmp_path: Path, authority: Authority) -> ssl.SSLContext:
 def written(path: Path, token: str) -> Path:
     path.write_text(token + "\n")
     return path
-
-
-class KnownTokens:
-    """Lets in who shows one of some tokens."""
-
-    def __init__(self, *tokens: str) -> None:
-        self.tokens = set(tokens)
-        self.refused = 0
-
-    @property
-    def middleware(self) -> Middleware:
-        @web.middleware
-        async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-            if request.headers.get("Authorization") in {f"Bearer {token}" for token in self.tokens}:
-                return await handler(request)
-            self.refused += 1
-            return unauthorized(request)
-
-        return check
-
-
-def unauthorized(_request: web.Request) -> web.Response:
-    response = problem(401, "unauthorized", "Unauthorized", "the token is not known", {})
-    response.headers["WWW-Authenticate"] = 'Bearer realm="quire"'
-    return response
 
 
 def showing(token: str, step: Step) -> Step:

@@ -11,6 +11,7 @@ import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
+from quire.cluster.cli.connection import ClusterOptions
 from quire.cluster.cli.status import Rows, all_nodes, node_table
 from quire.cluster.node.digests import REMEMBERED_FRAMES, Difference, Digests
 from quire.cluster.node.views.status import not_ready_reasons
@@ -208,7 +209,7 @@ async def metric(cluster: RunningCluster) -> dict[str, float]:
 
 async def shown(cluster: RunningCluster) -> str:
     """The table of `quire status`."""
-    rows: Rows = await all_nodes(cluster.address("n1"), DEADLINE_S)
+    rows: Rows = await all_nodes(ClusterOptions(cluster.address("n1")), DEADLINE_S)
     text = StringIO()
     Console(width=200, file=text).print(node_table(rows))
     return text.getvalue()

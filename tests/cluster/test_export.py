@@ -17,6 +17,7 @@ from aiohttp import web
 from typer.testing import CliRunner
 
 from quire.cluster.cli.commands import app
+from quire.cluster.cli.connection import ClusterOptions
 from quire.cluster.cli.export import ExportFailed, commands_of_rows, export_range, is_export, write_export
 from quire.cluster.cli.load import load_file
 from quire.cluster.cli.output import Exit
@@ -83,7 +84,7 @@ async def exported(
 async def load(cluster: RunningCluster | str, file: Path, **settings: Any) -> int:
     address = cluster if isinstance(cluster, str) else cluster.address("n1")
     settings = {"record_to": None, "as_json": True, "timeout_s": 20.0, **settings}
-    return await asyncio.to_thread(load_file, address, file, 100, **settings)
+    return await asyncio.to_thread(load_file, ClusterOptions(address), file, 100, **settings)
 
 
 async def moved(source: RunningCluster, target: RunningCluster, file: Path) -> None:
@@ -222,7 +223,7 @@ async def test_a_value_that_has_no_exact_text_ends_the_export_with_its_index(
     values = [1, [{"a": nan}], 2]
     rows = [{"index": index, "value": value} for index, value in enumerate(values)]
     async with scripted(bounds(0, 3), document(STATUS), page(rows, 3)) as server:
-        code = await asyncio.to_thread(export_range, server.address, None, None, 5.0)
+        code = await asyncio.to_thread(export_range, ClusterOptions(server.address), None, None, 5.0)
 
     out, err = capsysbinary.readouterr()
     assert code == Exit.FAILED
@@ -235,7 +236,7 @@ async def test_an_export_whose_server_is_lost_has_no_last_line_and_fails(
     tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     async with scripted(bounds(0, 9), document(STATUS), lines(0, 1, next_index=2), broken) as server:
-        code = await asyncio.to_thread(export_range, server.address, None, None, 1.0)
+        code = await asyncio.to_thread(export_range, ClusterOptions(server.address), None, None, 1.0)
 
     out, _ = capsysbinary.readouterr()
     assert code == Exit.UNAVAILABLE
@@ -250,7 +251,7 @@ async def test_an_export_whose_server_is_lost_has_no_last_line_and_fails(
 
 def export_to_full_disk(server: str) -> Exit:
     with Path("/dev/full").open("w") as sys.stdout:
-        return export_range(server, None, None, 5.0)
+        return export_range(ClusterOptions(server), None, None, 5.0)
 
 
 async def test_an_export_that_cannot_be_written_fails(
@@ -289,7 +290,7 @@ async def test_a_log_whose_beginning_expired_is_exported_with_a_warning(
     of_session = [{**unknown, "index": index, "sequence": at} for index, at in ((5, 9), (6, 10), (7, 10))]
     for rows, warned in ((of_session, True), ([{"index": index, "value": 0} for index in (5, 6, 7)], False)):
         async with scripted(bounds(5, 8), document(STATUS), page(rows, 8)) as server:
-            assert await asyncio.to_thread(export_range, server.address, None, None, 5.0) == Exit.DONE
+            assert await asyncio.to_thread(export_range, ClusterOptions(server.address), None, None, 5.0) == Exit.DONE
         out, err = capsysbinary.readouterr()
         assert json.loads(out.splitlines()[-1]) == {"quire": "end", "records": 2 if warned else 3}
         assert (b"it is unknown whether 2 commands of sessions, from index 5 to 6, executed" in err) is warned
@@ -304,7 +305,7 @@ async def test_what_a_server_knows_of_a_record_is_believed_where_the_log_does_no
         for index, at, executed in known
     ]
     async with scripted(bounds(5, 8), document(STATUS), page(rows, 8)) as server:
-        assert await asyncio.to_thread(export_range, server.address, None, None, 5.0) == Exit.DONE
+        assert await asyncio.to_thread(export_range, ClusterOptions(server.address), None, None, 5.0) == Exit.DONE
     out, err = capsysbinary.readouterr()
     assert [json.loads(line).get("index") for line in out.splitlines()] == [None, 6, None]
     assert err == b""

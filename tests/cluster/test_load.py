@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from quire.cluster.cli.connection import ClusterOptions
 from quire.cluster.cli.load import Batch, batches, load_file
 from quire.cluster.cli.output import Exit
 from tests.cluster.streaming import Fault, StreamServer, streaming
@@ -67,7 +68,7 @@ def replace_line(file: Path, number: int, line: bytes) -> None:
 
 async def loaded(server: StreamServer, file: Path, timeout_s: float = 20.0, **settings: Any) -> int:
     settings = {"record_to": None, "session": None, "as_json": True, "timeout_s": timeout_s, **settings}
-    return await asyncio.to_thread(load_file, server.address, file, BATCH, **settings)
+    return await asyncio.to_thread(load_file, ClusterOptions(server.address), file, BATCH, **settings)
 
 
 def summary_in(output: str) -> dict[str, Any]:
