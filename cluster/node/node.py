@@ -139,7 +139,7 @@ class Node:
 
     def _dial_again(self) -> None:
         if self.formed is not None:
-            self.formed.replica.network.hang_up_dialled()
+            self.formed.replica.network.dial_again("a CA is trusted no more, so peers prove themselves anew")
 
     def _log_standing_alarms(self) -> None:
         known, self._standing_alarms = self._standing_alarms, standing_alarms(self)

@@ -153,11 +153,11 @@ class Network:
     def _now() -> float:
         return asyncio.get_running_loop().time()
 
-    def hang_up_dialled(self) -> None:
-        """End what this node dialled, and dial again: the peers must prove themselves anew."""
+    def dial_again(self, reason: str) -> None:
+        """End what this node dialled, and dial it again."""
         for link in self._links.values():
             link.hang_up()
-        self.streams.hang_up_dialled()
+        self.streams.end_dialled(reason)
 
     def enforce_features(self) -> None:
         """Once a feature is in the log, hang up on peers that lack it. They are refused from then on."""

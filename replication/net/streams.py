@@ -477,9 +477,17 @@ class Streams:
         """End the streams of peers that do not offer all of these."""
         for stream_id, stream in list(self._dialled.items()):
             if stream.peer is not None and not features <= stream.peer.features:
-                self._hang_up(stream)
-                self.stream_closed(stream_id, "the leader lacks a feature that this cluster uses")
+                self._end_dialled(stream_id, stream, "the leader lacks a feature that this cluster uses")
         self.server.hang_up_without(features)
+
+    def end_dialled(self, reason: str) -> None:
+        """End the streams that this node dialled; the core has them dialled again."""
+        for stream_id, stream in list(self._dialled.items()):
+            self._end_dialled(stream_id, stream, reason)
+
+    def _end_dialled(self, stream_id: int, stream: FollowerStream, reason: str) -> None:
+        self._hang_up(stream)
+        self.stream_closed(stream_id, reason)
 
     # What the driver sends
 

@@ -1,0 +1,171 @@
+"""What a node believes of a request that another node has passed on, and of a peer with a certificate."""
+
+import asyncio
+from collections.abc import AsyncGenerator, MutableMapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from structlog.testing import capture_logs
+
+from quire.cluster.access.roles import Role
+from quire.cluster.access.tls import TlsFiles, load_client_tls, load_tls
+from quire.cluster.access.tokens import add_token, read_tokens
+from quire.cluster.http.api import API
+from quire.cluster.node.views.status import node_status
+from quire.replication.net.hello import PeerInfo, PeerRefused, dial
+from quire.replication.net.sockets import peer_session
+from quire.replication.net.trust import Trust
+from tests.cluster.access.locked import CLUSTER, Locked, locked_cluster
+
+DEADLINE_S = 60.0
+Lines = list[MutableMapping[str, Any]]
+COMMANDS = b'{"commands": [["add", 1]]}'
+JSON = {"Content-Type": "application/json"}
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def locked(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Locked, None]:
+    async with locked_cluster(tmp_path_factory.mktemp("across"), count=3) as locked:
+        yield locked
+
+
+@pytest.fixture
+async def lines() -> AsyncGenerator[Lines]:
+    with capture_logs() as lines:
+        yield lines
+
+
+@pytest.mark.parametrize("at", ["n1", "n2", "n3"])
+@pytest.mark.parametrize(("caller", "status"), [("write", 200), ("admin", 200), ("read", 403), (None, 401)])
+async def test_a_write_is_decided_by_the_role_wherever_it_is_sent(
+    locked: Locked, at: str, caller: str | None, status: int
+) -> None:
+    reply = await locked.ask(at, "POST", "/commands", caller, body=COMMANDS, headers=JSON)
+
+    assert reply.status == status
+
+
+async def test_the_leader_checks_a_forwarded_token_against_its_own_file(locked: Locked, tmp_path: Path) -> None:
+    node, leader = (locked.cluster.nodes[each].node for each in ("n3", "n1"))
+    text = add_token(tmp_path / "another", "only-n3", Role.WRITE, None)
+    known = node.credentials.tokens
+    node.credentials.tokens = read_tokens(tmp_path / "another")  # As if the file were another one there.
+    locked.tokens["only-n3"] = text
+    try:
+        reply = await locked.ask("n3", "POST", "/commands", "only-n3", body=COMMANDS, headers=JSON)
+        assert (reply.status, reply.problem) == (401, "unauthorized")
+        assert reply.document["detail"].startswith("n1 does not know the token")
+        assert "WWW-Authenticate" in reply.headers
+        [alarm] = [alarm for alarm in node_status(node)["alarms"] if "token files differ" in alarm]
+        assert alarm.startswith("n1 refuses a token that this node accepts")
+        assert not any("token files differ" in alarm for alarm in node_status(leader)["alarms"])
+    finally:
+        node.credentials.tokens = known
+    assert (await locked.ask("n3", "POST", "/commands", "write", body=COMMANDS, headers=JSON)).status == 200
+    assert not any("token files differ" in alarm for alarm in node_status(node)["alarms"])
+
+
+async def test_a_client_that_says_it_is_a_node_is_a_client(locked: Locked) -> None:
+    reply = await locked.ask(
+        "n3", "POST", "/commands", "write", body=COMMANDS, headers=JSON | {"Quire-Forwarded": "n2"}
+    )
+
+    assert reply.status == 200, "it was forwarded: otherwise a node forwards nothing that a node forwarded to it"
+
+
+async def test_a_node_forwards_nothing_that_a_node_has_forwarded_to_it(locked: Locked) -> None:
+    context = locked.context_of(locked.authority, "n2")
+    headers = locked.header("write") | JSON | {"Quire-Forwarded": "n2"}
+
+    assert (await locked.ask_as_peer("n3", "POST", "/sessions", context, headers)).problem == "not-leader"
+
+
+async def test_a_carried_stream_counts_against_the_node_that_carries_it(locked: Locked) -> None:
+    opened = await locked.ask("n1", "POST", "/sessions", "write")
+    tls, path = load_client_tls(locked.ca), f"/commands/stream?session={opened.document['session']}"
+    origins: dict[str, list[str]] = {}
+    headers = locked.header("write") | {"Quire-Forwarded": "n2"}
+    async with locked.cluster.session.ws_connect(
+        locked.cluster.url("n3") + path, ssl=tls.context, server_hostname=tls.server_name, headers=headers
+    ):
+        for at in ("n1", "n3"):
+            app = locked.cluster.nodes[at].runner.app
+            assert app is not None
+            origins[at] = [stream.origin for stream in app[API].streams]
+
+    assert origins == {"n1": ["member n3"], "n3": ["127.0.0.1"]}
+
+
+async def test_the_status_of_the_others_is_asked_with_the_caller_s_token(locked: Locked) -> None:
+    nodes = (await locked.ask("n2", "GET", "/cluster", "read")).document["nodes"]
+
+    assert {node_id: row["failure"] for node_id, row in nodes.items()} == dict.fromkeys(("n1", "n2", "n3"))
+    assert all(row["status"]["certificate"]["cluster"] == CLUSTER for row in nodes.values())
+
+
+async def test_each_admin_call_each_refusal_and_a_token_s_first_use_is_a_line(locked: Locked, lines: Lines) -> None:
+    request_id = {"Quire-Request-Id": "of-this-test"}
+    await locked.ask("n2", "POST", "/admin/snapshot", "admin", headers=request_id)
+    await locked.ask("n2", "POST", "/admin/snapshot", "admin", headers=request_id)
+    await locked.ask("n2", "POST", "/admin/snapshot", "write", headers=request_id)
+    await locked.ask("n2", "GET", "/status", None, headers=request_id)
+
+    audit = [line for line in lines if line.get("log") == "quire.audit" and line["request_id"] == "of-this-test"]
+    what = {"what": "POST /admin/snapshot", "address": "127.0.0.1", "request_id": "of-this-test", "log": "quire.audit"}
+    called = [line for line in audit if line["event"] == "admin call"]
+    assert [(line["who"], line["status"]) for line in called] == [("admin", 200), ("admin", 200), ("write", 403)]
+    assert all(what.items() <= line.items() for line in called)
+    refused = [(line["who"], line["why"], line["what"]) for line in audit if line["event"] == "refused"]
+    assert refused == [
+        ("write", "forbidden", "POST /admin/snapshot"),
+        ("nobody", "unauthorized", "GET /status"),
+    ]
+    used = [line["who"] for line in audit if line["event"] == "token used from a new address"]
+    assert len(used) == len(set(used)), "each is told once"
+
+
+async def test_no_token_is_in_the_journal_or_in_an_answer(locked: Locked, lines: Lines) -> None:
+    text = locked.tokens["write"]
+    told: list[str] = []
+    for path in (f"/status?token={text}", f"/records?from={text}", f"/status?x={text}", "/status?access_token=x"):
+        reply = await locked.ask("n1", "GET", path, "write")
+        assert (reply.status, reply.problem) == (400, "malformed")
+        assert "must not hold a token" in reply.document["detail"]
+        told.append(reply.body.decode())
+    locked.tokens["longer"] = text + "x"
+    told.append((await locked.ask("n1", "GET", "/status", "longer")).body.decode())
+    told.append((await locked.ask("n1", "GET", "/status", "read")).body.decode())
+
+    assert text not in f"{told} {lines}"
+    assert text not in repr(locked.cluster.nodes["n1"].node.credentials.tokens)
+
+
+async def test_a_member_that_shows_another_s_certificate_is_refused_and_told_of(locked: Locked) -> None:
+    n1 = locked.cluster.nodes["n1"].node
+    n3 = locked.cluster.nodes["n3"].node
+    me = n3.components.replica.network.me()
+    await locked.cluster.stop("n3")
+    issued = TlsFiles(*locked.authority.issue(locked.folder / "data", "n2"), locked.ca)
+    tls = load_tls(issued)
+
+    class OfN2:
+        def dialling(self, node_id: str) -> tuple[object, str]:
+            return tls.dialling, f"{node_id}.{CLUSTER}.quire"
+
+    def claim() -> PeerInfo:
+        return replace(me, incarnation=7)
+
+    trust = Trust((), lambda _: True, OfN2())  # type: ignore[arg-type]
+    async with peer_session() as session:
+        for purpose in ("peer", "stream", "snapshot"):
+            with pytest.raises(PeerRefused, match=r"^certificate: it says that it is n3 and shows .* of n2"):
+                await dial(session, locked.cluster.address("n1"), claim, "n1", purpose, trust, None)
+    failures = n1.components.replica.network.reports.failures
+    assert "shows the certificate of n2" in failures["link from n3"]
+    async with asyncio.timeout(DEADLINE_S):
+        assert (await locked.ask("n1", "POST", "/commands", "write", body=COMMANDS, headers=JSON)).status == 200
