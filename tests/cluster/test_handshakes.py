@@ -22,6 +22,7 @@ from tests.cluster.test_client_hello import hello_to
 from tests.cluster.test_reading_turns import CountedTurns
 from tests.cluster.tls_files import Authority
 from tests.cluster.tls_server import (
+    DEADLINE_S,
     LONG,
     OF_CLUSTER,
     STRANGER_BYTES,
@@ -297,6 +298,38 @@ def test_plain_http_on_the_tls_port_is_told_what_to_use(new_loop: NewLoop, autho
             assert problem["detail"] == USE_TLS
             await until(lambda: not len(server.connections))
             assert [(entry["event"], entry["peer"]) for entry in entries] == [("plain HTTP on the TLS port", HOST)]
+
+    run(test(), new_loop)
+
+
+@on_both_loops
+def test_a_plain_caller_that_keeps_its_end_open_sees_the_answer_end(
+    new_loop: NewLoop, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handshakes, "LINGER_S", 10 * DEADLINE_S)
+
+    async def test() -> None:
+        async with tls_server(authority.tls()) as server:
+            with server.silent() as caller:
+                caller.sendall(GET)
+                assert USE_TLS.encode() in await received(caller)
+            await until(lambda: not len(server.connections))
+
+    run(test(), new_loop)
+
+
+@on_both_loops
+def test_a_plain_caller_that_never_closes_is_cut_off(
+    new_loop: NewLoop, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handshakes, "LINGER_S", 0.2)
+
+    async def test() -> None:
+        async with tls_server(authority.tls()) as server:
+            with server.silent() as caller:
+                caller.sendall(GET)
+                await until(lambda: len(server.connections))
+                await until(lambda: not len(server.connections))
 
     run(test(), new_loop)
 

@@ -141,7 +141,7 @@ class Connection(RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to serve it."""
         self.is_made = True
-        if self.tls is not None and transport.get_extra_info("sslcontext") is self.tls.peers:
+        if self.tls is not None:  # A caller that was not asked has no certificate.
             self.peer = node_in(transport.get_extra_info("peercert"), self.tls.cluster)
         super().connection_made(transport)
         asyncio.get_running_loop().call_soon(self._begin_to_read)  # The transport begins to read after this call.
