@@ -130,7 +130,9 @@ class Callers:
         self._process.stdin.flush()
 
     def wait(self) -> None:
-        self._process.wait()
+        """Wait for its end, and close its pipes."""
+        with self._process:
+            pass
 
 
 @contextmanager

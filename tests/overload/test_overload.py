@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
 
-from tests.overload import hour, overload
+from tests.overload import handshakes, hour, overload
 from tests.processes.cluster import CALM, Clusters
 
 KV = ("--machine", "kv", *CALM)
@@ -72,3 +73,11 @@ def test_a_hostile_client_deposes_nobody_and_locks_nobody_out(clusters: Clusters
     figures, wrong = hour.run(clusters.formed(flags=KV), plan)
 
     assert not wrong, (wrong, figures)
+
+
+@pytest.mark.soak
+def test_300_silent_connections_and_200_handshakes_at_once_are_counted_and_hold_no_turn(tmp_path: Path) -> None:
+    figures = uvloop.run(handshakes.measure(tmp_path, 300, 200))
+
+    assert (figures["counted"], figures["answered"]) == (500, 200), figures
+    assert figures["longest_turn_ms"] < 50, figures
