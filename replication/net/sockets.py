@@ -50,7 +50,8 @@ async def together(*coroutines: Coroutine[object, None, None]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    errors = [error for task in ended if not task.cancelled() and (error := task.exception()) is not None]
+    exceptions = (task.exception() for task in ended if not task.cancelled())
+    errors = [error for error in exceptions if error is not None]  # A name bound here ends with it.
     tasks.clear()  # A task holds its error, that the stack frames, and those what was sent last.
     ended.clear()
     try:

@@ -5,6 +5,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_USER_TIMEOUT, socket
+from types import FrameType
 
 import pytest
 from aiohttp import ClientSession, TCPConnector, WSMsgType, web
@@ -13,6 +14,7 @@ from quire.replication.net.hello import answer_hello
 from quire.replication.net.links import Link, LinkServer
 from quire.replication.net.sockets import PINGS, TURN_S, read_in_turns, together
 from quire.replication.net.streams import FollowerStream, StreamServer
+from tests.garbage import garbage
 from tests.replication.loopback import ANYBODY, DEADLINE_S, calling, listening, trusting, until, who
 from tests.replication.recorder import MAX_FRAME_BYTES, NONCE, Recorder
 
@@ -97,6 +99,25 @@ async def test_whatever_ends_first_ends_both(first: str) -> None:
     with suppress(ConnectionResetError):
         await asyncio.wait_for(together(endless(), ends()), DEADLINE_S)
     assert other.is_set()
+
+
+async def test_an_error_that_ends_both_leaves_nothing_to_the_garbage_collector() -> None:
+    # A stream that breaks: what its frames hold is megabytes, and with TLS the buffers of its connection.
+    async def broken() -> None:
+        raise ConnectionResetError("broken")
+
+    async def endless() -> None:
+        await asyncio.Event().wait()
+
+    async def end() -> None:
+        with suppress(ConnectionResetError):
+            await together(broken(), endless())
+
+    await end()  # What is made once only.
+    with garbage() as found:
+        await end()
+
+    assert [each for each in found if isinstance(each, BaseException | FrameType)] == []
 
 
 async def test_the_kernel_ends_silent_links_and_streams_at_both_ends() -> None:
