@@ -19,10 +19,11 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from tests.faults.router import Router
+from tests.faults.router import Router, StandIn
 from tests.faults.toxiproxy import Direction, Link, ToxicKind, ToxiproxyServer, running_toxiproxy
 from tests.ports import HOST, free_port
 from tests.processes.cluster import Cluster
+from tests.processes.locked import LockedFiles
 
 CALL_DEADLINE_S = 30.0
 CONTROL_PATHS = ("/peer",)
@@ -72,7 +73,7 @@ class Mesh:
     def wire(self, cluster: Cluster) -> None:
         """Let the cluster's nodes reach one another, and name themselves to clients, through the mesh."""
         ids = list(cluster.nodes)
-        self._wait(self._build({node.node_id: node.address for node in cluster}))
+        self._wait(self._build({node.node_id: node.address for node in cluster}, cluster.files))
         members = ",".join(f"{node_id}={self.client_address(node_id)}" for node_id in ids)
         for node in cluster:
             node.flags[node.flags.index("--members") + 1] = members
@@ -139,7 +140,7 @@ class Mesh:
         for each in dialled:
             self._routers[each].silence({self._links[each, channel].port for channel in channels})
 
-    async def _build(self, addresses: dict[str, str]) -> None:
+    async def _build(self, addresses: dict[str, str], files: LockedFiles | None) -> None:
         server = await self._stack.enter_async_context(running_toxiproxy())
         self._server = server
         for target, address in addresses.items():
@@ -150,11 +151,12 @@ class Mesh:
                     for channel in BOTH:
                         link = await server.add_link(f"{dialler}-{target}-{channel}", address)
                         self._links[dialled, channel] = link
-                    self._router_ports[dialled] = await self._route(dialled)
+                    stand_in = None if files is None else _stand_in(files, dialled)
+                    self._router_ports[dialled] = await self._route(dialled, stand_in)
 
-    async def _route(self, dialled: Dialled) -> int:
+    async def _route(self, dialled: Dialled, stand_in: StandIn | None) -> int:
         control, stream = (self._links[dialled, channel].port for channel in BOTH)
-        router = Router({**dict.fromkeys(CONTROL_PATHS, control), "": stream})
+        router = Router({**dict.fromkeys(CONTROL_PATHS, control), "": stream}, stand_in)
         for _ in range(PORT_TRIES):
             port = free_port()
             try:
@@ -168,6 +170,11 @@ class Mesh:
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(CALL_DEADLINE_S)
+
+
+def _stand_in(files: LockedFiles, dialled: Dialled) -> StandIn:
+    target = files.contexts(dialled.target)
+    return StandIn(target.peers, files.contexts(dialled.dialler).dialling, target.node_name)
 
 
 async def _each(calls: Iterable[Coroutine[Any, Any, Any]]) -> None:

@@ -1,5 +1,7 @@
 """Runs a scenario on a cluster of real processes whose links all go through toxiproxy, and judges it.
 
+Nodes and clients speak TLS and show tokens, as they do beyond one machine.
+
 A cluster serves many scenarios, one after the other: each begins when its links are whole and its nodes equal, has
 clients with sessions of its own, and is judged by its own stretch of the log. After one that failed, a new cluster is
 made.
@@ -40,7 +42,7 @@ from tests.verdict.verdict import Command, Seen, Sum, Wrong, check_logs, check_p
 
 WINDOW = tuned.flags(stream_window_bytes=1 << 20)
 # A run of half an hour writes more than a disk is asked to keep; one scenario, never as much as this.
-PLAIN = ("--machine", "tests.processes.adder:Adder", "--initial", "0", "--retention-bytes", str(2 << 30), *WINDOW)
+ORDINARY = ("--machine", "tests.processes.adder:Adder", "--initial", "0", "--retention-bytes", str(2 << 30), *WINDOW)
 EXPIRING = (
     *("--machine", "tests.processes.adder:LadenAdder", "--initial", "0", *WINDOW),
     *("--segment-bytes", str(4 << 20), "--snapshot-records", "1000"),
@@ -196,7 +198,8 @@ class Ground:
         )
 
     def _traffic(self, scenario: Scenario, addresses: Sequence[str]) -> Traffic:
-        return Traffic(addresses, bulk=BULK if scenario.bulk else NO_BULK, steady=bool(scenario.permanent))
+        bulk, caller = BULK if scenario.bulk else NO_BULK, self.cluster.caller
+        return Traffic(addresses, caller, bulk=bulk, steady=bool(scenario.permanent))
 
     def _end_of_log(self) -> int:
         return int(self.cluster.leader.get("/index_bounds")["highest_index"])
@@ -343,10 +346,10 @@ def cluster_of(folder: Path, shape: Shape, flags: Sequence[str]) -> Cluster:
     """Nodes of this shape, of which none runs yet; of two equal flags the last one counts."""
     voters = [f"n{number}" for number in range(1, shape.size + 1)]
     if shape.expiring:
-        cluster = Cluster(folder, [*voters, ARCHIVE], initial=voters, flags=[*EXPIRING, *flags])
+        cluster = Cluster(folder, [*voters, ARCHIVE], initial=voters, flags=[*EXPIRING, *flags], locked=True)
         cluster[ARCHIVE].flags += KEEPING
         return cluster
-    return Cluster(folder, voters, flags=[*PLAIN, *(SMALL if shape.volumes else ()), *flags])
+    return Cluster(folder, voters, flags=[*ORDINARY, *(SMALL if shape.volumes else ()), *flags], locked=True)
 
 
 def standing(folder: Path, shape: Shape, flags: Sequence[str], election_timeout_s: float) -> Generator[Ground]:

@@ -68,7 +68,7 @@ def slow_follower(folder: Path, minutes: float, before_s: float, kept_rate: floa
 
     `kept_rate`: the least share of the rate of before that must be left while the follower is slow.
     """
-    cluster = Cluster(folder, flags=FLAGS)
+    cluster = Cluster(folder, flags=FLAGS, locked=True)
     with meshed(cluster) as mesh:
         try:
             cluster.start()
@@ -89,7 +89,7 @@ class _Slow:
     def run(self, minutes: float, before_s: float, kept_rate: float) -> Slowed:
         cluster, watch = self._cluster, Watch(self._cluster)
         addresses = [self._mesh.client_address(node.node_id) for node in self._places]
-        with Traffic(addresses, bulk=LOAD) as traffic:
+        with Traffic(addresses, cluster.caller, bulk=LOAD) as traffic:
             traffic.wait_until_all_were_answered(cluster, time.monotonic())
             self._pass(WARM_S)
             epoch = self._places[LEADER].status()["epoch"]

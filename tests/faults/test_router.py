@@ -3,11 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 
-from tests.faults.router import FIRST_LINE_BYTES, Router
+from quire.cluster.access.tls import Tls
+from tests.faults.router import FIRST_LINE_BYTES, Router, StandIn
 from tests.ports import HOST, free_port
+from tests.processes.locked import locked_files
 
 DEADLINE_S = 10.0
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -154,6 +157,63 @@ async def test_a_silenced_connection_passes_nothing_and_stays_open_until_it_is_b
     assert b"unheard\n" not in heard
     for _, writer in (old, new):
         await hang_up(writer)
+    await router.close()
+    server.close()
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> tuple[Tls, Tls]:
+    """The contexts of a node that dials, and of the one that it dials."""
+    files = locked_files(tmp_path / "locked", ["n1", "n2"])
+    return files.contexts("n1"), files.contexts("n2")
+
+
+async def test_between_nodes_that_speak_tls_it_stands_in_for_both_and_passes_on_ends(locked: tuple[Tls, Tls]) -> None:
+    dialler, dialled = locked
+    sent, shown = b"GET /peer HTTP/1.1\r\n" + bytes(range(256)) * 1_000, []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        shown.append(writer.get_extra_info("peercert")["subjectAltName"][0])
+        writer.write(b"control: " + await reader.readexactly(len(sent)))
+        await hang_up(writer)
+
+    server = await asyncio.start_server(answer, HOST, 0, ssl=dialled.peers)
+    there = int(server.sockets[0].getsockname()[1])
+    router, port = (
+        Router({"/peer": there, "": 0}, StandIn(dialled.peers, dialler.dialling, dialled.node_name)),
+        free_port(),
+    )
+    await router.start(port)
+    reader, writer = await asyncio.open_connection(HOST, port, ssl=dialler.dialling, server_hostname=dialled.node_name)
+
+    async with asyncio.timeout(DEADLINE_S):
+        writer.write(sent)
+        assert await reader.read() == b"control: " + sent
+
+    assert shown == [("DNS", dialler.node_name)]
+    await hang_up(writer)
+    await router.close()
+    server.close()
+
+
+async def test_a_connection_with_tls_that_breaks_behind_the_router_breaks_before_it(locked: tuple[Tls, Tls]) -> None:
+    dialler, dialled = locked
+
+    async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n")
+        writer.transport.abort()
+
+    server = await asyncio.start_server(reset, HOST, 0, ssl=dialled.peers)
+    there = int(server.sockets[0].getsockname()[1])
+    router, port = Router({"": there}, StandIn(dialled.peers, dialler.dialling, dialled.node_name)), free_port()
+    await router.start(port)
+    reader, writer = await asyncio.open_connection(HOST, port, ssl=dialler.dialling, server_hostname=dialled.node_name)
+    writer.write(b"GET / HTTP/1.1\r\n")
+
+    async with asyncio.timeout(DEADLINE_S):
+        assert await read_to_the_end(reader) == b""
+
+    await hang_up(writer)
     await router.close()
     server.close()
 

@@ -23,9 +23,10 @@ from typing import Any
 
 import aiohttp
 
-from quire.cluster.client import Client, ClientError, OutcomeUnknown, Unavailable, connect
+from quire.cluster.client import Client, ClientError, OutcomeUnknown, Unavailable
 from tests.processes.cluster import Cluster
 from tests.processes.crowd import Crowd
+from tests.processes.locked import CallerFiles
 from tests.verdict.linearizable import NEVER, UNKNOWN, Operation
 from tests.verdict.verdict import Answered, Wrong
 
@@ -44,9 +45,10 @@ STEADY_PAUSE_S = 0.03
 class Traffic(Crowd):
     """Clients on all these addresses. `bulk` is a batch that is added again and again, or NO_BULK."""
 
-    def __init__(self, addresses: Sequence[str], *, bulk: list[Any], steady: bool = False) -> None:
+    def __init__(self, addresses: Sequence[str], caller: CallerFiles, *, bulk: list[Any], steady: bool = False) -> None:
         super().__init__()
         self._addresses = list(addresses)
+        self._caller = caller
         self.bulk = bulk
         self._is_steady = steady
         self.answered: dict[int, float] = {}  # When each client was answered last.
@@ -89,7 +91,7 @@ class Traffic(Crowd):
     async def _write(self, number: int) -> None:
         first = number % len(self._addresses)
         servers = self._addresses[first:] + self._addresses[:first]
-        async with connect(servers, timeout_s=PATIENCE_S) as client:
+        async with self._caller.connect(servers, timeout_s=PATIENCE_S) as client:
             for operand in count(number * APART + 1):
                 if self.is_ending:
                     return
@@ -113,7 +115,7 @@ class Traffic(Crowd):
         self.answered[number] = began
 
     async def _read(self, number: int, address: str) -> None:
-        async with connect([address], timeout_s=READ_PATIENCE_S) as client:
+        async with self._caller.connect([address], timeout_s=READ_PATIENCE_S) as client:
             while not self.is_ending:
                 began = time.monotonic()
                 try:
@@ -125,13 +127,15 @@ class Traffic(Crowd):
                 self.answered[number] = began
 
     async def _write_steadily(self, number: int, address: str) -> None:
-        body, headers = json.dumps({"commands": [STEADY]}), {"Content-Type": "application/json"}
+        shown = self._caller.shown()
+        body, headers = json.dumps({"commands": [STEADY]}), {"Content-Type": "application/json", **shown.headers}
+        url, context, name = shown.url(address, "/commands"), shown.context or True, shown.server_name
         patience = aiohttp.ClientTimeout(total=STEADY_PATIENCE_S)
         async with aiohttp.ClientSession(timeout=patience) as http:
             while not self.is_ending:
                 answered: Answered | None = None
                 with suppress(aiohttp.ClientError, TimeoutError):
-                    async with http.post(f"http://{address}/commands", data=body, headers=headers) as reply:
+                    async with http.post(url, data=body, headers=headers, ssl=context, server_hostname=name) as reply:
                         if reply.status == HTTPStatus.OK:
                             told = await reply.json()
                             where = (told["index"], told["epoch"], number)
@@ -143,7 +147,7 @@ class Traffic(Crowd):
                 await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=STEADY_PAUSE_S)
 
     async def _write_bulk(self) -> None:
-        async with connect(self._addresses, timeout_s=PATIENCE_S) as client:
+        async with self._caller.connect(self._addresses, timeout_s=PATIENCE_S) as client:
             lanes = [self._write_padded(client) for _ in range(BULK_AT_ONCE)]
             await asyncio.gather(*lanes)
 

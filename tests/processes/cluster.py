@@ -13,6 +13,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from tests import tuned
 from tests.ports import HOST, free_ports
+from tests.processes.locked import PLAIN, CallerFiles, LockedFiles, locked_files
 from tests.verdict.verdict import History, Model, Replay, check_logs
 
 DEADLINE_S = 60.0
@@ -121,6 +123,8 @@ class Node:
         self.process: subprocess.Popen[bytes] | None = None
         self.may_end = False
         """Whether its process may end by itself while something else is waited for."""
+        self.shown = PLAIN.shown()
+        """What calls of it show, and demand."""
 
     # Its process
 
@@ -197,7 +201,7 @@ class Node:
     def call(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> Reply:
-        """One request on a connection of its own.
+        """One request on a connection of its own. It shows the cluster's token, if there is one, unless `headers` do.
 
         Raises:
             Unreachable: no whole answer came within CALL_TIMEOUT_S.
@@ -205,7 +209,10 @@ class Node:
         host, _, port = self.address.rpartition(":")
         connection = http.client.HTTPConnection(host, int(port), timeout=CALL_TIMEOUT_S)
         try:
-            connection.request(method, path, body, dict(headers or {}))
+            if self.shown.context is not None:
+                plain = socket.create_connection((host, int(port)), CALL_TIMEOUT_S)
+                connection.sock = self.shown.context.wrap_socket(plain, server_hostname=self.shown.server_name)
+            connection.request(method, path, body, {**self.shown.headers, **(headers or {})})
             answer = connection.getresponse()
             return Reply(answer.status, dict(answer.headers.items()), answer.read())
         except (OSError, http.client.HTTPException) as error:
@@ -268,8 +275,15 @@ class Cluster:
     """Nodes that know one another. None runs before `start`; all are gone after `close`."""
 
     def __init__(
-        self, folder: Path, node_ids: Sequence[str] = THREE, *, initial: Sequence[str] = (), flags: Sequence[str] = ()
+        self,
+        folder: Path,
+        node_ids: Sequence[str] = THREE,
+        *,
+        initial: Sequence[str] = (),
+        flags: Sequence[str] = (),
+        locked: bool = False,
     ) -> None:
+        """With `locked`, nodes speak TLS and ask for tokens. The cluster's own calls show one that may do all."""
         folder.mkdir(parents=True, exist_ok=True)
         ports = free_ports(len(node_ids))
         addresses = {node_id: f"{HOST}:{port}" for node_id, port in zip(node_ids, ports, strict=True)}
@@ -278,6 +292,15 @@ class Cluster:
         if initial:
             shared += ["--initial-members", ",".join(initial)]
         self.nodes = {node_id: Node(node_id, address, folder, shared) for node_id, address in addresses.items()}
+        self.files: LockedFiles | None = None
+        self.caller: CallerFiles = PLAIN
+        """What clients need."""
+        if locked:
+            self.files = locked_files(folder / "locked", node_ids)
+            self.caller = self.files.caller()
+            for node in self:
+                node.flags += self.files.flags(node.node_id)
+                node.shown = self.caller.shown()
 
     def __getitem__(self, node_id: str) -> Node:
         return self.nodes[node_id]
@@ -498,18 +521,24 @@ class Clusters:
         self._made: list[Cluster] = []
 
     def make(
-        self, node_ids: Sequence[str] = THREE, *, initial: Sequence[str] = (), flags: Sequence[str] = ()
+        self,
+        node_ids: Sequence[str] = THREE,
+        *,
+        initial: Sequence[str] = (),
+        flags: Sequence[str] = (),
+        locked: bool = False,
     ) -> Cluster:
         """A new cluster, of which nothing runs yet. Stop the one before it first: they do not run side by side."""
         running = [node.node_id for cluster in self._made for node in cluster if node.process is not None]
         assert not running, f"another cluster still runs: {running}"
-        cluster = Cluster(self._folder / f"cluster{len(self._made)}", node_ids, initial=initial, flags=flags)
+        folder = self._folder / f"cluster{len(self._made)}"
+        cluster = Cluster(folder, node_ids, initial=initial, flags=flags, locked=locked)
         self._made.append(cluster)
         return cluster
 
-    def formed(self, *, flags: Sequence[str] = ()) -> Cluster:
+    def formed(self, *, flags: Sequence[str] = (), locked: bool = False) -> Cluster:
         """A cluster of three that run and are ready."""
-        cluster = self.make(flags=flags)
+        cluster = self.make(flags=flags, locked=locked)
         cluster.start()
         return cluster
 
