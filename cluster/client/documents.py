@@ -236,11 +236,15 @@ class Fitness(Unfitness):
 
 
 class Certificate(TypedDict):
-    """A node's certificate: its cluster, and when it and the first of its CAs expire, in seconds since 1970."""
+    """A node's certificate: its cluster, and when it and the first of its CAs expire, in seconds since 1970.
+
+    `ca_sha256` has the SHA-256 of each CA that the node trusts.
+    """
 
     cluster: str
     expires_at: float
     ca_expires_at: float
+    ca_sha256: list[str]
 
 
 class Status(TypedDict):

@@ -198,7 +198,12 @@ def _certificate(node: NodeView) -> dict[str, Any] | None:
     tls = node.credentials.tls
     if tls is None:
         return None
-    return {"cluster": tls.cluster, "expires_at": tls.expires_at, "ca_expires_at": tls.ca_expires_at}
+    return {
+        "cluster": tls.cluster,
+        "expires_at": tls.expires_at,
+        "ca_expires_at": tls.ca_expires_at,
+        "ca_sha256": sorted(digest.hex() for digest in tls.ca_digests),
+    }
 
 
 def _nodes(replica: Replica[Waiter], digests: Digests, clock: int) -> dict[str, Any]:
