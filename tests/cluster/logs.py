@@ -129,10 +129,11 @@ async def served(data_dir: Path, device: Device | None = None, **fields: Any) ->
     connections = ConnectionLimit(reserve=0)
     application = make_app(service, connections)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=2.0)
-    server = await serve_app(runner, connections, listen(address))
+    server = await serve_app(runner, connections, listen(address), lambda: service.credentials.tls)
+    scheme = "http" if service.credentials.tls is None else "https"
     try:
         async with ClientSession() as client:
-            yield ServedLog(service, f"http://{address}", client, application)
+            yield ServedLog(service, f"{scheme}://{address}", client, application)
     finally:
         await server.close()
         await runner.cleanup()
