@@ -31,7 +31,7 @@ class Admission:
     def origin_of(self, request: web.Request) -> str:
         """What the request counts against: the member that forwarded it, or else the address that it came from."""
         member = request.headers.get(FORWARDED)
-        if member in self.members and peer_of(request) == member:
+        if member is not None and member in self.members and peer_of(request) == member:
             return f"member {member}"
         connection = request.protocol
         return connection.place.address if isinstance(connection, Connection) else ""
