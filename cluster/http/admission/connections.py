@@ -153,7 +153,7 @@ class Connection(RequestHandler):
         self._is_ending = True
         request = self._current_request
         is_socket = request is not None and request.headers.get(hdrs.UPGRADE, "").lower() == "websocket"
-        if is_socket or self._waiter is not None:
+        if is_socket or self._finished == self._request_count:
             self.force_close()
         else:
             self.close()
