@@ -120,11 +120,9 @@ class Handshakes:
                 ssl_handshake_timeout=max(deadline - loop.time(), HELLO_PAUSE_S),
                 ssl_shutdown_timeout=CLOSE_TIMEOUT_S,
             )
-        except BaseException:
-            self._connections.ended(connection)
-            raise
-        if not connection.is_made:  # It was cut off without an error.
-            self._connections.ended(connection)
+        finally:
+            if not connection.is_made:
+                connection.connection_lost(None)  # Nobody else calls it. It also breaks aiohttp's cycles of references.
 
     async def _answer_plain(self, accepted: socket.socket, place: Place) -> None:
         response = problem(400, "tls-required", "This port speaks TLS", USE_TLS, {"request_id": ""})

@@ -19,6 +19,7 @@ from quire.cluster.http.admission.client_hello import HELLO_BYTES, dialled_name
 from quire.cluster.http.admission.connections import Connection, ConnectionLimit, Place
 from quire.cluster.http.handshakes import HANDSHAKES_IN_TURN, USE_TLS
 from tests.cluster.test_client_hello import hello_to
+from tests.cluster.test_garbage import LASTING
 from tests.cluster.test_reading_turns import CountedTurns
 from tests.cluster.tls_files import Authority
 from tests.cluster.tls_server import (
@@ -34,8 +35,9 @@ from tests.cluster.tls_server import (
     tls_server,
     trusting,
 )
+from tests.garbage import garbage
 from tests.ports import HOST
-from tests.replication.loopback import until
+from tests.replication.loopback import turns, until
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 OWN = "n1.shop.quire"
@@ -151,8 +153,8 @@ def test_so_many_handshakes_begin_in_a_turn_and_all_in_the_end(
     new_loop: NewLoop, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test() -> None:
-        async with tls_server(authority.tls()) as server, CountedTurns() as turns:
-            begun = Begun(monkeypatch, turns)
+        async with tls_server(authority.tls()) as server, CountedTurns() as counted:
+            begun = Begun(monkeypatch, counted)
             with ExitStack() as opened:
                 callers = [opened.enter_context(server.silent()) for _ in range(CALLERS)]
                 await until(lambda: len(server.connections) == CALLERS)
@@ -173,10 +175,10 @@ def test_so_many_hellos_are_looked_at_in_a_turn(
     looked: list[int] = []
 
     async def test() -> None:
-        async with tls_server(authority.tls()) as server, CountedTurns() as turns:
+        async with tls_server(authority.tls()) as server, CountedTurns() as counted:
 
             def noted(sent: bytes) -> str | None:
-                looked.append(turns.number)
+                looked.append(counted.number)
                 return dialled_name(sent)
 
             monkeypatch.setattr(handshakes, "dialled_name", noted)
@@ -198,8 +200,8 @@ def test_a_peer_does_not_wait_behind_clients_that_came_first(
     monkeypatch.setattr(handshakes, "HANDSHAKES_IN_TURN", 1)
 
     async def test() -> None:
-        async with tls_server(authority.tls()) as server, CountedTurns() as turns:
-            begun = Begun(monkeypatch, turns)
+        async with tls_server(authority.tls()) as server, CountedTurns() as counted:
+            begun = Begun(monkeypatch, counted)
             with ExitStack() as opened:
                 callers = [opened.enter_context(server.silent()) for _ in range(CALLERS)]
                 await until(lambda: len(server.connections) == CALLERS)
@@ -426,6 +428,45 @@ def test_a_handshake_that_fails_is_one_line_in_the_journal_and_nothing_is_served
             assert [(entry["why"], entry["peer"]) for entry in entries] == [(why, HOST)]
 
     run(test(), new_loop)
+
+
+def test_connections_that_fail_or_end_leave_nothing_to_the_garbage_collector(
+    authority: Authority, foreign: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handshakes, "HANDSHAKE_TIMEOUT_S", 0.2)
+    kinds = [refused(case, authority, foreign) for case in ("none", "expired", "foreign", "distrust", "old")]
+    kinds.append((trusting(authority), OF_CLUSTER))
+
+    async def test() -> None:
+        async with tls_server(authority.tls()) as server:
+
+            def call() -> None:
+                for context, name in kinds:
+                    with (
+                        suppress(ssl.SSLError, ConnectionError),
+                        server.silent() as caller,
+                        context.wrap_socket(caller, server_hostname=name) as end,
+                    ):
+                        end.sendall(GET)
+                        end.recv(1)
+                for sent in (b"", hello_to(OF_CLUSTER), hello_to(OF_CLUSTER)[:-1], GET):
+                    with server.silent() as caller:
+                        caller.sendall(sent)
+                        caller.shutdown(socket.SHUT_WR)
+                        with suppress(ConnectionError):
+                            caller.recv(1)
+
+            async def all_gone() -> None:
+                await asyncio.to_thread(call)
+                await until(lambda: not len(server.connections))
+                await turns(100)  # In which the handlers of lost connections end.
+
+            await all_gone()  # What is made once only.
+            with garbage() as found:
+                await all_gone()
+            assert [each for each in found if isinstance(each, LASTING)] == []
+
+    run(test())
 
 
 # Serving
