@@ -4,7 +4,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ import structlog
 import uvloop
 from aiohttp import WSMsgType, web
 
-from quire.cluster.access.tls import Tls, name_of_cluster
+from quire.cluster.access.tls import Tls, name_of_cluster, name_of_node
 from quire.cluster.http.admission.connections import ConnectionLimit, peer_of
 from quire.cluster.http.app import serve_app
 from quire.cluster.http.listener import Listener
@@ -23,6 +23,8 @@ from tests.ports import HOST
 
 DEADLINE_S = 60.0
 OF_CLUSTER = name_of_cluster(CLUSTER)
+OWN = name_of_node("n1", CLUSTER)
+GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 LONG = bytes(3 << 20)
 STRANGER_BYTES = 1000
 
@@ -143,3 +145,15 @@ def trusting(authority: Authority, **attributes: Any) -> ssl.SSLContext:
     for name, value in attributes.items():
         setattr(context, name, value)
     return context
+
+
+async def answer_to(server: TlsServer, context: ssl.SSLContext, name: str = OF_CLUSTER, request: bytes = GET) -> bytes:
+    """The end of the head and the body that a caller gets, which closes its connection then."""
+    reader, writer = await server.call(context, name)
+    writer.write(request)
+    try:
+        return await reader.readuntil(b">")
+    finally:
+        writer.close()
+        with suppress(ConnectionError, ssl.SSLError):
+            await writer.wait_closed()
