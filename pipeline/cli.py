@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from .jobs import ArchiveSummary, ReplaySummary, Report, ScrubSummary
+    from .origin.access import Access
     from .replay.difference import Difference
     from .replay.keys import KeyDifference
     from .source.options import SourceOptions
@@ -40,6 +41,18 @@ app = typer.Typer(
 
 Path_ = Annotated[str, typer.Option("--path", metavar="DIR", help="A node's data_dir, or an archive.")]
 Bootstrap = Annotated[str, typer.Option("--bootstrap", metavar="HOST:PORT,...", help="Nodes of a running cluster.")]
+TokenFile = Annotated[
+    str,
+    typer.Option(
+        "--token-file",
+        envvar="QUIRE_TOKEN_FILE",
+        metavar="FILE",
+        help="The file with the token to show to nodes, on every host. Needs --ca.",
+    ),
+]
+Ca = Annotated[
+    str, typer.Option("--ca", envvar="QUIRE_CA", metavar="FILE", help="The cluster's ca.crt, on every host.")
+]
 On = Annotated[str, typer.Option("--on", metavar="URL", help="Spark master. Default: as configured, else local.")]
 Conf = Annotated[list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="A Spark setting; repeatable.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON value.")]
@@ -66,6 +79,8 @@ def archive(
             "--every", metavar="SECONDS", min=0, help="Repeat at this interval, even after outages, until Ctrl-C."
         ),
     ] = 0,
+    token_file: TokenFile = "",
+    ca: Ca = "",
     on: On = "",
     conf: Conf = None,
     as_json: Json = False,
@@ -75,7 +90,7 @@ def archive(
         from .archive.rounds import Rounds  # noqa: PLC0415
         from .jobs import archive as run  # noqa: PLC0415
 
-        options = _options(path, bootstrap)
+        options = _options(path, bootstrap, access=_access(bootstrap, token_file, ca))
         _folder(archive_dir, "archive")
         with (
             _until_stopped() if every else nullcontext(),
@@ -127,6 +142,8 @@ def scrub(
         list[str] | None, typer.Option("--path", metavar="DIR", help="A data_dir or an archive; repeatable.")
     ] = None,
     bootstrap: Bootstrap = "",
+    token_file: TokenFile = "",
+    ca: Ca = "",
     on: On = "",
     conf: Conf = None,
     as_json: Json = False,
@@ -137,12 +154,13 @@ def scrub(
 
         for each in path or ():
             _folder(each, "path")
-        servers = _servers(bootstrap) if bootstrap else ()
+        access = _access(bootstrap, token_file, ca)
+        servers = _servers(bootstrap, access)
         if not path and not servers:
             _complain("name data_dirs and archives with --path, or nodes with --bootstrap")
             raise typer.Exit(EXIT_USAGE)
         with _session("scrub", on, conf) as spark, _progress("scrub", hidden=as_json) as progress:
-            summary = run(path or (), servers, spark=spark, progress=progress)
+            summary = run(path or (), servers, access=access, spark=spark, progress=progress)
         document = asdict(summary) | {"findings": [each._asdict() for each in summary.findings]}
         _tell(document | {"whole": summary.is_whole}, _scrub_lines(summary), as_json=as_json)
         if not summary.is_whole:
@@ -175,6 +193,8 @@ def replay(
     key_parts: Annotated[
         int, typer.Option("--key-parts", min=1, help="For kv: split stretches into this many parts by key.")
     ] = 1,
+    token_file: TokenFile = "",
+    ca: Ca = "",
     on: On = "",
     conf: Conf = None,
     as_json: Json = False,
@@ -183,12 +203,14 @@ def replay(
     with _complaining():
         from .jobs import replay as run  # noqa: PLC0415
 
-        options, servers = _options(path, "", archive_dir), _servers(bootstrap) if bootstrap else ()
+        access = _access(bootstrap, token_file, ca)
+        options, servers = _options(path, "", archive_dir), _servers(bootstrap, access)
         with _session("replay", on, conf) as spark, _progress("replay", hidden=as_json) as progress:
             summary = run(
                 options,
                 machine=machine or None,
                 servers=servers,
+                access=access,
                 key_parts=key_parts,
                 spark=spark,
                 progress=progress,
@@ -233,6 +255,8 @@ def report(
     archive_dir: Annotated[
         str, typer.Option("--archive", metavar="ARCHIVE", help="An archive to read together with the live log.")
     ] = "",
+    token_file: TokenFile = "",
+    ca: Ca = "",
     on: On = "",
     conf: Conf = None,
     as_json: Json = False,
@@ -241,9 +265,10 @@ def report(
     with _complaining():
         from .jobs import report as run  # noqa: PLC0415
 
-        options = _options(path, bootstrap, archive_dir)
+        access = _access(bootstrap, token_file, ca)
+        options = _options(path, bootstrap, archive_dir, access=access)
         _folder(folder, "folder")
-        servers = _servers(bootstrap) if bootstrap else ()
+        servers = _servers(bootstrap, access)
         with _session("report", on, conf) as spark, _progress("report", hidden=as_json) as progress:
             made = run(options, folder, servers=servers, spark=spark, progress=progress)
         _tell(made.document(), _report_lines(made), as_json=as_json)
@@ -257,13 +282,29 @@ def _report_lines(made: Report) -> list[str]:
     return lines + made.files
 
 
-def _servers(bootstrap: str) -> tuple[str, ...]:
+def _access(bootstrap: str, token_file: str, ca: str) -> Access:
+    """What to show to the named nodes, if there are any. Raises OptionRefused, AccessRefused."""
+    from .origin.access import PLAIN, Access  # noqa: PLC0415
+    from .source.options import check_access, parse_file, parse_servers  # noqa: PLC0415
+
+    if not bootstrap:
+        return PLAIN  # The variables may be set for other commands.
+    files = [parse_file(name, text) if text else None for name, text in (("tokenFile", token_file), ("ca", ca))]
+    access = Access(*files)
+    check_access(access, parse_servers(bootstrap))
+    access.credentials()  # Refuses a file before Spark starts.
+    return access
+
+
+def _servers(bootstrap: str, access: Access) -> tuple[str, ...]:
     """All members that the named nodes know."""
+    if not bootstrap:
+        return ()
     from .origin.cluster import ClusterLog  # noqa: PLC0415
     from .source.options import SourceOptions  # noqa: PLC0415
 
     options = SourceOptions.parse({"bootstrap": bootstrap}, streaming=False)
-    cluster = ClusterLog(options.bootstrap, options.fetchTimeoutMs / 1000)
+    cluster = ClusterLog(options.bootstrap, options.fetchTimeoutMs / 1000, access=access)
     try:
         return cluster.servers
     finally:
@@ -277,10 +318,12 @@ def _folder(path: str, name: str) -> None:
     parse_path(path, name)
 
 
-def _options(path: str, bootstrap: str, archive_dir: str = "") -> SourceOptions:
+def _options(path: str, bootstrap: str, archive_dir: str = "", *, access: Access | None = None) -> SourceOptions:
     from .source.options import SourceOptions  # noqa: PLC0415
 
     given = {"path": path, "bootstrap": bootstrap, "archive": archive_dir}
+    if access is not None:
+        given |= {"tokenFile": access.token_file or "", "ca": access.ca or ""}
     return SourceOptions.parse({name: value for name, value in given.items() if value}, streaming=False)
 
 
@@ -339,11 +382,11 @@ def _complaining() -> Generator[None]:
     from quire.log import LogError  # noqa: PLC0415
     from quire.sm import MachineError  # noqa: PLC0415
 
-    from .errors import ClusterUnavailable, OptionRefused, PipelineError  # noqa: PLC0415
+    from .errors import AccessRefused, ClusterUnavailable, OptionRefused, PipelineError  # noqa: PLC0415
 
     try:
         yield
-    except OptionRefused as error:
+    except (OptionRefused, AccessRefused) as error:
         _complain(str(error))
         raise typer.Exit(EXIT_USAGE) from None
     except ClusterUnavailable as error:

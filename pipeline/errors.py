@@ -1,8 +1,8 @@
 """The errors of `quire.pipeline`. Corrupt bytes of a log raise the errors of `quire.log`, such as `FrameCorrupt`, which
 names file and position.
 
-The user's fault: `OptionRefused`, `NoLog`, `ForeignLog`, `WorkersLackQuire`, `MarkingRefused`. Records that are gone:
-`RecordsLost`, `CheckpointAhead`. The cluster's fault: `ClusterUnavailable`. The archive's: `ArchiveGap`,
+The user's fault: `OptionRefused`, `AccessRefused`, `NoLog`, `ForeignLog`, `WorkersLackQuire`, `MarkingRefused`. Records
+that are gone: `RecordsLost`, `CheckpointAhead`. The cluster's fault: `ClusterUnavailable`. The archive's: `ArchiveGap`,
 `ArchiveDamaged`, `ArchiveDiverges`. A replay cannot start: `GroundMissing`, `GenesisMissing`, `MachineDiffers`.
 """
 
@@ -21,6 +21,14 @@ class OptionRefused(PipelineError):
     def __init__(self, option: str, reason: str) -> None:
         super().__init__(f"option {option}: {reason}")
         self.option, self.reason = option, reason
+
+
+class AccessRefused(PipelineError):
+    """The file of a token, or of a cluster's CA, cannot be used on a host. The text never holds the token."""
+
+    def __init__(self, host: str, reason: str) -> None:
+        super().__init__(f"on {host}: {reason}")
+        self.host, self.reason = host, reason
 
 
 class NoLog(PipelineError):

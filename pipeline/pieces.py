@@ -70,16 +70,17 @@ def whole_frames(origin: Origin, options: SourceOptions, from_index: int, to_ind
     stretches = origin.stretches(from_index, to_index)
     cluster_id, servers = origin.cluster_id(), origin.servers
     if servers:
-        stretches = _at_boundaries(stretches, servers, cluster_id, options.fetchTimeoutMs / 1000)
+        nodes = ClusterLog(
+            servers, options.fetchTimeoutMs / 1000, known=cluster_id, page_bytes=1, access=options.access
+        )
+        stretches = _at_boundaries(stretches, nodes)
     return [LogPartition(stretch, cluster_id, servers, number) for number, stretch in enumerate(stretches)]
 
 
-def _at_boundaries(
-    stretches: Sequence[Stretch], servers: tuple[str, ...], cluster_id: str, timeout_s: float
-) -> list[Stretch]:
-    """The stretches with each end moved to the end of its frame, which only the frame itself shows."""
+def _at_boundaries(stretches: Sequence[Stretch], log: ClusterLog) -> list[Stretch]:
+    """The stretches with each end moved to the end of its frame, which only the frame itself shows. Closes the log."""
     aligned: list[Stretch] = []
-    with closing(ClusterLog(servers, timeout_s, known=cluster_id, page_bytes=1)) as nodes:
+    with closing(log) as nodes:
         for place, stretch in enumerate(stretches):
             start = aligned[-1].to_index if aligned else stretch.from_index
             end = stretch.to_index

@@ -147,6 +147,11 @@ class ClientCredentials:
         return Shown(None if self._ca is None else self._ca.content, headers)
 
 
+def is_token(text: str) -> bool:
+    """Whether a text has the form of a token, as one that was given in place of its file's path."""
+    return TOKEN_TEXT.fullmatch(text) is not None
+
+
 class _Followed(Generic[Content]):
     """A file, and what was read from it the last time that it could be used."""
 
@@ -177,6 +182,11 @@ class _Followed(Generic[Content]):
 
 
 def _read_token(path: Path) -> str:
+    if is_token(path.name):  # Not to be shown in the sentence that there is no such file.
+        raise TokenRefused(
+            "the token itself was given in place of its file's path, where others may have seen it: revoke it, and "
+            "write another into a file that only you may read"
+        )
     try:
         with path.open("rb") as file:
             data = file.read(MAX_TOKEN_FILE_BYTES)

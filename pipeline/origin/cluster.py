@@ -15,6 +15,7 @@ from quire.log import ChainBroken, FrameHeader, FrameInvalid, PayloadInvalid, Ta
 from quire.log.packing import Skimmer
 
 from ..errors import ClusterUnavailable, ForeignLog, RecordsLost
+from .access import PLAIN, Access
 from .nodes import Answer, Gone, Nodes, TryNext, document_of
 from .origin import Bounds, Stretch
 from .rows import RowBuilder, Rows
@@ -39,15 +40,20 @@ class ClusterLog:
         known: str | None = None,
         task_number: int = 0,
         page_bytes: int = PAGE_BYTES,
+        access: Access = PLAIN,
     ) -> None:
         """`known`: the cluster's id, if the servers are all of its members; None: ask them for id and members.
 
         `task_number`: tasks with different numbers ask different followers first. The leader is last in `servers`.
+
+        Raises:
+            AccessRefused: a file that `access` names cannot be used on this host.
         """
         *followers, last = servers
         shift = task_number % max(1, len(followers))
         self.name = ",".join(servers)
-        self._nodes = Nodes([*followers[shift:], *followers[:shift], last], timeout_s)
+        self._access = access
+        self._nodes = Nodes([*followers[shift:], *followers[:shift], last], timeout_s, access)
         self._timeout_s = timeout_s
         self._page_bytes = page_bytes
         self._known = known
@@ -82,7 +88,7 @@ class ClusterLog:
         rest = {server: "unknown" for server in self._nodes.servers if server not in roles}
         ordered = sorted({**roles, **rest}.items(), key=lambda each: each[1] == "leader")
         self._nodes.close()
-        self._nodes = Nodes([server for server, _ in ordered], self._timeout_s)
+        self._nodes = Nodes([server for server, _ in ordered], self._timeout_s, self._access)
         self._learn_again_at = time.monotonic() + ROLES_FOR_S
         return first
 

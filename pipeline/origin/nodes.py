@@ -6,15 +6,19 @@ that differs between tasks, and the leader last. Tasks need only the standard li
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPException
 from typing import NamedTuple, TypeVar
 
 import orjson
 
+from quire.cluster.access.client_credentials import Shown
+
 from ..errors import ClusterUnavailable, PipelineError
+from .access import PLAIN, Access, NodeConnection
 
 ATTEMPT_TIMEOUT_S = 5.0
 """The timeout of one read from a socket; if a node sends nothing for this long, another one is tried."""
@@ -24,7 +28,13 @@ FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.5
 MAX_ANSWER_BYTES = 64 << 20
 """The limit of an answer: a page of frames, or one larger frame."""
-REFUSALS = (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
+REFUSALS = (
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.UNPROCESSABLE_ENTITY,
+    HTTPStatus.UNAUTHORIZED,
+    HTTPStatus.FORBIDDEN,
+)
+TLS_REQUIRED = "urn:quire:problem:tls-required"
 JSON = "application/json"
 
 Parsed = TypeVar("Parsed")
@@ -47,16 +57,24 @@ class Gone(TryNext):
 
 
 class AnswerRefused(TryNext):
-    """This node refuses and will refuse again: the answer exceeds a limit, or its machine refuses the query."""
+    """This node refuses and will refuse again: the answer exceeds a limit, its machine refuses the query, it does not
+    know the caller's token, or the token's role does not suffice.
+    """
+
+
+class TokenUnknown(AnswerRefused):
+    """This node does not know the caller's token, or none was sent."""
 
 
 class Nodes:
     """Connections to some nodes, kept open. For one thread."""
 
-    def __init__(self, servers: Sequence[str], timeout_s: float) -> None:
+    def __init__(self, servers: Sequence[str], timeout_s: float, access: Access = PLAIN) -> None:
+        """Raises AccessRefused: a file that `access` names cannot be used on this host."""
         self.servers = tuple(servers)
         self._timeout_s = timeout_s
-        self._connections: dict[str, HTTPConnection] = {}
+        self._credentials = access.credentials()
+        self._connections: dict[str, NodeConnection] = {}
         self._silent_until: dict[str, float] = {}
 
     def first(self, path: str, what: str, parse: Callable[[Answer], Parsed], accept: str = JSON) -> Parsed:
@@ -120,26 +138,36 @@ class Nodes:
         return sorted(self.servers, key=lambda server: self._silent_until.get(server, 0.0) > now)
 
     def _ask(self, server: str, path: str, accept: str, deadline: float) -> Answer:
+        shown = self._credentials.shown()
+        try:
+            return self._ask_as(shown, server, path, accept, deadline)
+        except TokenUnknown as error:
+            if not self._credentials.renewed(shown):
+                if self._credentials.settling:  # This node may not have read its own file yet.
+                    raise TryNext(str(error)) from None
+                raise
+        return self._ask_as(self._credentials.shown(), server, path, accept, deadline)
+
+    def _ask_as(self, shown: Shown, server: str, path: str, accept: str, deadline: float) -> Answer:
         timeout = max(0.1, min(ATTEMPT_TIMEOUT_S, deadline - time.monotonic()))
         connection = self._connections.pop(server, None)
         fresh = connection is None
         try:
-            answer = self._send(server, connection or self._connect(server, timeout), path, accept)
+            answer = self._send(server, connection or NodeConnection(server, shown, timeout), path, accept, shown)
         except (OSError, HTTPException) as error:
+            if isinstance(error, ssl.SSLError) and (why := shown.refusal_of(server, error)):
+                self._credentials.renewed(shown)  # The next attempt uses what is there by then.
+                raise TryNext(why) from None
             if fresh or isinstance(error, TimeoutError):
                 self._silent_until[server] = time.monotonic() + SILENT_FOR_S
                 raise TryNext(_reason(error)) from error
-            return self._ask(server, path, accept, deadline)  # The node may have closed the idle connection.
+            return self._ask_as(shown, server, path, accept, deadline)  # The node may have closed the idle connection.
         self._silent_until.pop(server, None)
         return answer
 
-    def _connect(self, server: str, timeout: float) -> HTTPConnection:
-        host, _, port = server.rpartition(":")
-        return HTTPConnection(host.strip("[]"), int(port), timeout=timeout)
-
-    def _send(self, server: str, connection: HTTPConnection, path: str, accept: str) -> Answer:
+    def _send(self, server: str, connection: NodeConnection, path: str, accept: str, shown: Shown) -> Answer:
         try:
-            connection.request("GET", path, headers={"Accept": accept})
+            connection.request("GET", path, headers={"Accept": accept, **shown.headers})
             response = connection.getresponse()
             body = response.read(MAX_ANSWER_BYTES + 1)
             if len(body) > MAX_ANSWER_BYTES:
@@ -151,7 +179,10 @@ class Nodes:
         if response.status == HTTPStatus.GONE:
             raise Gone(_detail(body))
         if response.status in REFUSALS:
-            raise AnswerRefused(f"{response.status}: {_detail(body)}")
+            kind = TokenUnknown if response.status == HTTPStatus.UNAUTHORIZED else AnswerRefused
+            raise kind(f"{response.status}: {_detail(body)}{_advice(response.status, shown)}")
+        if response.status == HTTPStatus.BAD_REQUEST and TLS_REQUIRED.encode() in body:
+            raise AnswerRefused(f"{server} speaks TLS; give the cluster's CA with option ca, or --ca")
         if response.status != HTTPStatus.OK:
             raise TryNext(f"{response.status}: {_detail(body)}")
         next_index = response.headers.get("Quire-Next-Index")
@@ -180,6 +211,11 @@ def _detail(body: bytes) -> str:
         return str(orjson.loads(body)["detail"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return body[:120].decode(errors="replace")
+
+
+def _advice(status: int, shown: Shown) -> str:
+    is_without = status == HTTPStatus.UNAUTHORIZED and not shown.has_token
+    return "; give a token with option tokenFile, or --token-file" if is_without else ""
 
 
 def _reason(error: Exception) -> str:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from quire.log.json_text import to_json
 
 from ..errors import ForeignLog
+from ..origin.access import PLAIN, Access
 from ..origin.nodes import Answer, AnswerRefused, Nodes, TryNext, document_of
 from ..origin.origin import Bounds
 from .difference import Difference
@@ -55,14 +56,14 @@ def place_of(difference: Difference) -> str:
     return f"from index {difference.first_index} on"
 
 
-def ask(server: str, cluster_id: str) -> NodeAnswer:
+def ask(server: str, cluster_id: str, access: Access = PLAIN) -> NodeAnswer:
     """A node's answer at the index that it has applied, without its state if that is too large.
 
     Raises:
         ForeignLog: the node is of another cluster.
         ClusterUnavailable: it does not answer.
     """
-    with closing(Nodes([server], NODE_TIMEOUT_S)) as nodes:
+    with closing(Nodes([server], NODE_TIMEOUT_S, access)) as nodes:
         found = nodes.first("/status", "its status", document_of).get("cluster_id")
         if found != cluster_id:
             raise ForeignLog(server, str(found), cluster_id)

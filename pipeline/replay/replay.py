@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..archive.snapshots import StoredSnapshot, stored_snapshots
 from ..errors import ForeignLog, GroundMissing, MachineDiffers, OptionRefused
+from ..origin.access import PLAIN, Access
 from ..origin.origin import Bounds, Origin
 from ..pieces import Progress, absolute, no_progress, refuse_ranges, spread, whole_frames
 from ..source.options import SourceOptions
@@ -90,17 +91,18 @@ def replay(
     *,
     machine: str | None = None,
     servers: Sequence[str] = (),
+    access: Access = PLAIN,
     key_parts: int = 1,
     spark: SparkSession | None = None,
     progress: Progress = no_progress,
 ) -> ReplaySummary:
     """Replay the log at `path`, a data_dir or an archive, and compare digests at every snapshot.
 
-    With `servers`, nodes of the cluster, their answers are compared, too: each node's state and digest with those of
-    the replay at the index that the node has applied. With `key_parts` above 1, which only machine `kv` supports, each
-    stretch that ends at a snapshot and contains no node's answer is also split into that many parts by key, and values
-    are compared instead of digests; unless the state may have reached its limit in it: then it is replayed again as a
-    whole. An `archive` in the options is read before `path`.
+    With `servers`, nodes of the cluster, their answers are compared, too (`access` is for them): each node's state and
+    digest with those of the replay at the index that the node has applied. With `key_parts` above 1, which only machine
+    `kv` supports, each stretch that ends at a snapshot and contains no node's answer is also split into that many parts
+    by key, and values are compared instead of digests; unless the state may have reached its limit in it: then it is
+    replayed again as a whole. An `archive` in the options is read before `path`.
     Executors must be able to import the machine. Without Spark, this process does all the work.
 
     Raises:
@@ -124,7 +126,7 @@ def replay(
         # Refuse a machine that is not available before any work starts.
         if not is_by_key(genesis.new_machine(machine)) and key_parts > 1:
             raise OptionRefused("key_parts", f"machine {genesis.machine[0]} does not have independent keys")
-        live = [ask(server, cluster_id) for server in servers]
+        live = [ask(server, cluster_id, access) for server in servers]
         snapshots, left_out = _snapshots(sorted({path, options.path}), cluster_id, genesis.machine)
         spans = _spans(origin.name, bounds, snapshots)
         pieces = [_piece(options, origin, span, genesis, machine, live) for span in spans]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from quire.log.json_text import to_json
 from quire.log.packing import Skimmer
 
+from ..origin.access import Access
 from ..origin.nodes import Nodes, document_of
 from ..origin.origin import Bounds, Origin, Stretch
 from ..pieces import Progress, absolute, no_progress, refuse_ranges, spread, whole_frames
@@ -75,7 +76,7 @@ def report(
         first = found[place].first
         counted.add(found[place], 0 if first is None else (first - start) // width)
     made = _made(cluster_id, bounds, counted, start, width)
-    made.lag = [_lag(server) for server in servers]
+    made.lag = [_lag(server, options.access) for server in servers]
     made.seconds = time.monotonic() - began
     _write(made, folder)
     return made
@@ -131,8 +132,8 @@ def _made(cluster_id: str, bounds: Bounds, counted: Tally, start: int, width: in
     )
 
 
-def _lag(server: str) -> NodeLag:
-    with closing(Nodes([server], NODE_TIMEOUT_S)) as nodes:
+def _lag(server: str, access: Access) -> NodeLag:
+    with closing(Nodes([server], NODE_TIMEOUT_S, access)) as nodes:
         status = nodes.first("/status", "its status", document_of)
     match status:
         case {

@@ -11,6 +11,7 @@ from quire.log import FrameCorrupt, FrameHeader
 from quire.log.packing import Skimmer
 
 from ..errors import ArchiveDamaged, ClusterUnavailable, RecordsLost
+from ..origin.access import PLAIN, Access
 from ..origin.cluster import ClusterLog
 from ..origin.origin import Origin, Stretch
 from ..source.reading import log_at
@@ -25,6 +26,7 @@ class ScrubNode(NamedTuple):
 
     name: str
     is_server: bool
+    access: Access = PLAIN
 
     def open(self, known: str | None = None) -> Origin:
         """Its log. `known`: the id of a server's cluster, if it was learned before.
@@ -36,10 +38,10 @@ class ScrubNode(NamedTuple):
         if not self.is_server:
             return log_at(self.name)
         if known is None:
-            with closing(ClusterLog([self.name], NODE_TIMEOUT_S)) as asked:
+            with closing(ClusterLog([self.name], NODE_TIMEOUT_S, access=self.access)) as asked:
                 known = asked.cluster_id()
         # With the cluster known, the other members are not looked up: only this node is asked.
-        return ClusterLog([self.name], NODE_TIMEOUT_S, known=known)
+        return ClusterLog([self.name], NODE_TIMEOUT_S, known=known, access=self.access)
 
 
 class Comparison(NamedTuple):

@@ -19,6 +19,7 @@ from quire.log import FrameCorrupt, Tail
 from ..archive.log import ArchiveLog
 from ..archive.manifest import is_archive
 from ..errors import ArchiveDamaged, ClusterUnavailable, ForeignLog, RecordsLost
+from ..origin.access import PLAIN, Access
 from ..origin.origin import Origin, Stretch
 from ..pieces import Progress, absolute_path, no_progress, spread
 from .comparison import ScrubNode, compare, frames_within
@@ -86,6 +87,7 @@ def scrub(
     paths: Sequence[str] = (),
     servers: Sequence[str] = (),
     *,
+    access: Access = PLAIN,
     spark: SparkSession | None = None,
     progress: Progress = no_progress,
 ) -> ScrubSummary:
@@ -98,10 +100,11 @@ def scrub(
         NoLog: there is none at a path.
         ForeignLog: the logs are of different clusters.
         ClusterUnavailable: a node does not answer at all.
+        AccessRefused: a file that `access` names cannot be used.
     """
     began = time.monotonic()
     nodes = [*(ScrubNode(absolute_path(path, "path"), False) for path in paths)]
-    nodes += [ScrubNode(server, True) for server in servers]
+    nodes += [ScrubNode(server, True, access) for server in servers]
     pieces: list[ScrubPiece] = []
     summary = ScrubSummary("")
     for node in nodes:

@@ -15,6 +15,7 @@ from quire.sm.machine import check_batch
 from quire.sm.machines.registry import BUILT_IN, load_machine
 
 from ..errors import OptionRefused
+from ..origin.access import PLAIN, Access
 from ..origin.nodes import Answer, Nodes, TryNext, document_of
 from .errors import ColumnsRefused, RowRefused
 from .spool import COMMAND_CONTAINERS
@@ -55,14 +56,15 @@ def _of_json(text: str) -> object:
     return decode_json(text.encode(), DEPTH_LIMIT)
 
 
-def machine_of(servers: tuple[str, ...], timeout_s: float, spec: str | None) -> StateMachine:
+def machine_of(servers: tuple[str, ...], timeout_s: float, spec: str | None, access: Access = PLAIN) -> StateMachine:
     """The cluster's machine, to check commands with: the built-in one of that name, or the one that `spec` names.
 
     Raises:
         OptionRefused: it is not built in, or `spec` names another machine or version.
         ClusterUnavailable: no node answered with its machine.
+        AccessRefused: a file that `access` names cannot be used on this host.
     """
-    nodes = Nodes(servers, timeout_s)
+    nodes = Nodes(servers, timeout_s, access)
     try:
         described = nodes.first("/status", "its machine", _described_machine)
     finally:

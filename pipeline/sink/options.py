@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Self
 
 from ..errors import OptionRefused
+from ..origin.access import Access
 from ..source.options import (
     MAX_FETCH_TIMEOUT_MS,
+    check_access,
     is_url,
+    parse_file,
     parse_integer,
     parse_path,
     parse_servers,
     parse_truth,
     path_of_file_url,
+    refuse_token,
 )
 
 HIGHEST_BATCH = 2**63 - 1
@@ -36,6 +40,10 @@ class SinkOptions:
 
     bootstrap: tuple[str, ...] = ()
     """HOST:PORT of some nodes of the cluster; they name the others."""
+    tokenFile: str | None = None  # noqa: N815
+    """The path, on every host, of the file with the token to show; a token itself is no option."""
+    ca: str | None = None
+    """The path, on every host, of the certificate of the cluster's CA: connect with TLS, only to its nodes."""
     checkpointLocation: str | None = None  # noqa: N815 - as users write it
     """The query's checkpoint; the spool is its folder `quire`. With `spoolLocation` the checkpoint may be anywhere."""
     spoolLocation: str | None = None  # noqa: N815
@@ -61,6 +69,7 @@ class SinkOptions:
         known = {field.name.lower(): field.name for field in fields(cls)}
         values: dict[str, object] = {}
         for name, text in given.items():
+            refuse_token(name)
             if name.lower() in known:
                 values[known[name.lower()]] = _parsed(known[name.lower()], text)
             elif name.lower() not in _SPARKS_OWN:
@@ -72,6 +81,7 @@ class SinkOptions:
             raise OptionRefused("checkpointLocation", f"{checkpoint[:48]!r} {reason}")
         if not options.bootstrap:
             raise OptionRefused("bootstrap", "name some nodes, HOST:PORT,HOST:PORT,...")
+        check_access(options.access, options.bootstrap)
         if options.checkpointLocation is None and options.spoolLocation is None:
             raise OptionRefused(
                 "checkpointLocation", "give it, or spoolLocation: a folder that driver and executors see"
@@ -81,6 +91,11 @@ class SinkOptions:
         if not streaming and options.session is None:
             raise OptionRefused("session", "name the session under which a batch is written")
         return options
+
+    @property
+    def access(self) -> Access:
+        """What to show to the nodes, and to demand of them."""
+        return Access(self.tokenFile, self.ca)
 
     @property
     def folder(self) -> str:
@@ -118,6 +133,8 @@ def _parsed(name: str, text: str) -> object:
             return _checkpoint(text)
         case "spoolLocation":
             return os.path.abspath(parse_path(text, name))
+        case "tokenFile" | "ca":
+            return parse_file(name, text)
         case "batchId":
             return parse_integer(name, text, 0, HIGHEST_BATCH)
         case "failOnRefused":

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -95,7 +96,8 @@ def _spooled(options: SinkOptions, schema: StructType, batches: Iterator[pa.Reco
     with closing(SpoolWriter(directory, f"{SPOOL}{uuid4().hex}", partition)) as writer:
         for batch in batches:
             if checking is None and batch.num_rows:
-                machine = machine_of(options.bootstrap, options.sendTimeoutMs / 1000, options.machine)
+                timeout_s = options.sendTimeoutMs / 1000
+                machine = machine_of(options.bootstrap, timeout_s, options.machine, options.access)
                 checking = CommandChecker(machine, check_columns(schema), partition, FIRST_ROWS)
             for row, packed in checking.commands(batch) if checking is not None else ():
                 writer.add(packed)
@@ -109,10 +111,18 @@ def _spooled(options: SinkOptions, schema: StructType, batches: Iterator[pa.Reco
 
 def _commit(options: SinkOptions, results: Sequence[TaskResult], batch: int | None, *, query: str | None) -> None:
     timeout_s = options.sendTimeoutMs / 1000
-    with closing(ClusterLog(options.bootstrap, timeout_s)) as cluster:
+    with closing(ClusterLog(options.bootstrap, timeout_s, access=options.access)) as cluster:
         target = Target(cluster.cluster_id(), options.session_name(), query)
         servers = cluster.servers
-    connect = partial(Client, servers, session=target.session, timeout_s=timeout_s, halt_on_failure=True)
+    connect = partial(
+        Client,
+        servers,
+        session=target.session,
+        timeout_s=timeout_s,
+        halt_on_failure=True,
+        token=None if options.tokenFile is None else Path(options.tokenFile),
+        ca=options.ca,
+    )
     state = SinkState(FileDirectory(options.folder))
     done = asyncio.run(commit(state, target, connect, results, batch, fails=options.failOnRefused))
     _journal.info("batch %d: %d commands, %d refused", done.batch, done.commands, done.refused)

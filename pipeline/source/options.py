@@ -6,12 +6,16 @@ log.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Self
 
+from quire.cluster.access.client_credentials import is_token
+
 from ..errors import OptionRefused
+from ..origin.access import Access
 from .offsets import EARLIEST, LATEST, Place, parse_place
 
 HIGHEST_INDEX = 2**63 - 1
@@ -26,6 +30,10 @@ STRATEGIES = ("error", "latest")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/|file:")
 _SERVER = re.compile(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+):([0-9]{1,5})", re.ASCII)
 _PORTS = 65_536
+_OPTIONS_ARE_SHOWN = (
+    "Spark shows options on its pages and in its logs: revoke a token that was given there, write another into a file "
+    "on the driver and each executor, and give its path as tokenFile"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,10 @@ class SourceOptions:
     """An archive to read together with the live log that `path` or `bootstrap` names, as one history."""
     bootstrap: tuple[str, ...] = ()
     """HOST:PORT of some nodes of the cluster; they name the others."""
+    tokenFile: str | None = None  # noqa: N815
+    """The path, on every host, of the file with the token to show; a token itself is no option."""
+    ca: str | None = None
+    """The path, on every host, of the certificate of the cluster's CA: connect with TLS, only to its nodes."""
     startingOffsets: Place = EARLIEST  # noqa: N815 - as users write it
     endingOffsets: Place = LATEST  # noqa: N815
     startingTimestamp: int | None = None  # noqa: N815
@@ -69,6 +81,7 @@ class SourceOptions:
         known = {field.name.lower(): field.name for field in fields(cls)}
         values: dict[str, object] = {}
         for name, text in given.items():
+            refuse_token(name)
             if name.lower() not in known:
                 raise OptionRefused(name, f"is unknown; the options are {', '.join(known.values())}")
             values[known[name.lower()]] = _parsed(known[name.lower()], text)
@@ -78,10 +91,16 @@ class SourceOptions:
         options.check(values)
         return options
 
+    @property
+    def access(self) -> Access:
+        """What to show to the nodes, and to demand of them."""
+        return Access(self.tokenFile, self.ca)
+
     def check(self, given: Mapping[str, object]) -> None:
         """Raise OptionRefused if an option is missing or contradicts another."""
         if (self.path is None) == (not self.bootstrap):
             raise OptionRefused("path", "give either path, a node's data_dir, or bootstrap, some nodes' HOST:PORT")
+        check_access(self.access, self.bootstrap)
         for offsets, timestamp in (("startingOffsets", "startingTimestamp"), ("endingOffsets", "endingTimestamp")):
             if timestamp in given and isinstance(given.get(offsets), int):
                 raise OptionRefused(timestamp, f"cannot be combined with {offsets}")
@@ -95,6 +114,8 @@ def _parsed(name: str, text: str) -> object:
             return parse_path(text, name)
         case "bootstrap":
             return parse_servers(text)
+        case "tokenFile" | "ca":
+            return parse_file(name, text)
         case "startingOffsets" | "endingOffsets":
             return parse_place(name, text)
         case "startingTimestamp" | "endingTimestamp":
@@ -129,6 +150,27 @@ def parse_path(text: str, name: str = "path") -> str:
         "is a URL; quire reads and writes folders of mounted file systems only: mount the store, or copy the folder"
     )
     raise OptionRefused(name, f"{text[:48]!r} {reason}")
+
+
+def parse_file(name: str, text: str) -> str:
+    """The absolute path of a file that each process of the job reads. Raises OptionRefused: it is empty, or no path."""
+    if is_token(os.path.basename(text)):
+        raise OptionRefused(name, f"is a token; {_OPTIONS_ARE_SHOWN}")
+    return os.path.abspath(parse_path(text, name))
+
+
+def refuse_token(name: str) -> None:
+    """Raise OptionRefused if an option is a token itself."""
+    if name.lower() == "token":
+        raise OptionRefused(name, f"is not taken; {_OPTIONS_ARE_SHOWN}")
+
+
+def check_access(access: Access, bootstrap: tuple[str, ...]) -> None:
+    """Raise OptionRefused if files for connections are incomplete, or there are no nodes to connect to."""
+    if access.token_file is not None and access.ca is None:
+        raise OptionRefused("tokenFile", "needs ca, too: a token is sent only to nodes that prove the cluster's name")
+    if access.ca is not None and not bootstrap:
+        raise OptionRefused("ca", "goes with bootstrap")
 
 
 def is_url(text: str) -> bool:

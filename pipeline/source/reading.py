@@ -49,7 +49,7 @@ def open_origin(options: SourceOptions) -> Origin:
     """
     if options.path is not None:
         return _with_archive(options, log_at(options.path))
-    return _with_archive(options, ClusterLog(options.bootstrap, options.fetchTimeoutMs / 1000))
+    return _with_archive(options, ClusterLog(options.bootstrap, options.fetchTimeoutMs / 1000, access=options.access))
 
 
 def log_at(path: str) -> Origin:
@@ -71,11 +71,18 @@ def origin_of(options: SourceOptions, partition: LogPartition) -> Origin:
 
     Raises:
         NoLog: there is none at the path on this machine.
+        AccessRefused: the token's file, or the CA's, cannot be used on this machine.
         ForeignLog: the path holds the log of another cluster.
     """
     if options.path is None:
         timeout_s = options.fetchTimeoutMs / 1000
-        live = ClusterLog(partition.servers, timeout_s, known=partition.cluster_id, task_number=partition.task_number)
+        live = ClusterLog(
+            partition.servers,
+            timeout_s,
+            known=partition.cluster_id,
+            task_number=partition.task_number,
+            access=options.access,
+        )
         return _with_archive(options, live)
     origin = _with_archive(options, log_at(options.path))
     found = origin.cluster_id()

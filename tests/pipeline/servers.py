@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -20,8 +21,11 @@ Answers = Mapping[str, Told | Callable[[dict[str, int]], Told]]
 
 
 @contextmanager
-def serving(answers: Answers) -> Generator[str]:
-    """A server that answers each path, always the same or by the query's numbers; its address."""
+def serving(answers: Answers, *, tls: ssl.SSLContext | None = None, tokens: Collection[str] = ()) -> Generator[str]:
+    """A server that answers each path, always the same or by the query's numbers; its address.
+
+    With `tokens`, callers must show one of them.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -32,6 +36,8 @@ def serving(answers: Answers) -> Generator[str]:
             if callable(answer):
                 answer = answer({name: int(number) for name, [number] in parse_qs(asked.query).items()})
             status, body = answer
+            if tokens and self.headers.get("Authorization", "").removeprefix("Bearer ") not in tokens:
+                status, body = 401, b'{"detail": "the token is not known"}'
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -40,8 +46,16 @@ def serving(answers: Answers) -> Generator[str]:
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            if tls is None:
+                super().handle_error(request, client_address)
+
+    server = Server(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:

@@ -18,10 +18,10 @@ MAY_IMPORT = {
 }
 PACKAGES = frozenset({"log", "sm", "replication", "cluster", "pipeline"})
 
-# Of cluster, these see no more than its client; the pipeline also reads commands just as the nodes do,
-# and escapes what it prints.
+# Of cluster, these see no more than its client; the pipeline also reads commands just as the nodes do, escapes what it
+# prints, and shows and verifies in its tasks, without the client, what the client does.
 CLIENT_ONLY = frozenset({"pipeline", "src"})
-READING = frozenset({"terminal", "values"})
+READING = frozenset({"access", "terminal", "values"})
 
 ROOT_ERROR = "quire.QuireError"  # Each package may derive its errors from it.
 

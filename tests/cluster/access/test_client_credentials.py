@@ -118,6 +118,13 @@ def test_a_file_that_cannot_be_read_is_refused_with_why(ca: Path, tmp_path: Path
         ClientCredentials(ca=tmp_path / "absent.crt")
 
 
+def test_a_token_in_place_of_its_files_path_is_refused_and_not_shown(ca: Path) -> None:
+    with pytest.raises(TokenRefused, match="revoke it") as refused:
+        ClientCredentials(Path(TOKEN), ca)
+
+    assert "aaa" not in str(refused.value)
+
+
 def test_only_the_beginning_of_a_large_file_is_read(ca: Path, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(" " * MAX_TOKEN_FILE_BYTES + TOKEN)
