@@ -124,7 +124,7 @@ def test_the_image_has_no_build_tools_runs_as_nobody_in_particular_and_is_health
     assert "pip uninstall --yes setuptools pip" in build
     assert not {"apt-get", "pip install", "gcc"} & set(final.split())
     assert "USER quire" in final
-    assert "/readyz" in final.partition("HEALTHCHECK")[2]
+    assert "quire.cluster.serve.healthcheck" in final.partition("HEALTHCHECK")[2]
 
 
 def test_every_builder_is_sent_what_the_image_is_made_of_and_nothing_else() -> None:
