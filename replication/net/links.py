@@ -7,13 +7,22 @@ probes go the other way: is the process that dialled this link still alive (`dup
 import asyncio
 import os
 import random
+import ssl
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from aiohttp import ClientConnectorError, ClientSession, ClientWebSocketResponse, WSMessage, WSMsgType, web
+from aiohttp import (
+    ClientConnectorError,
+    ClientSession,
+    ClientWebSocketResponse,
+    WSMessage,
+    WSMsgType,
+    WSServerHandshakeError,
+    web,
+)
 
 from ..core.messages import PeerMessage, Probe, ProbeEcho
 from .duplicate_guard import Caller, DuplicateNodeGuard, ProbeRound
@@ -46,11 +55,26 @@ REFUSED_REDIAL_S = 2.0
 PROBE_S = 1.0  # A process that does not answer within it is replaced by another incarnation of its disk.
 MAX_BACKOFF_DOUBLINGS = 8
 MAX_WAITING_MESSAGES = 1_000
+NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"})
+"""What OpenSSL says of a server that answers in plain text."""
+USE_TLS = "; if it has certificates, start this node with --tls-cert, --tls-key and --tls-ca, too"
+
+
+def _failure_of_tls(error: ssl.SSLError) -> str:
+    """Why a peer did not prove that it is the node that was dialled."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = error.verify_message.rstrip(".")
+        return f"its certificate is refused: {why}; look at it with `quire certs show`, and at both clocks"
+    if error.reason in NO_TLS:
+        return "it does not speak TLS: start it with --tls-cert, --tls-key and --tls-ca"
+    return f"the TLS handshake failed: {(error.reason or 'without a reason').replace('_', ' ').lower()}"
 
 
 def failure_of(error: Exception) -> str:
     """Why a peer cannot be dialled, in words: for an address that does not answer, the system's."""
     if isinstance(error, ClientConnectorError):
+        if isinstance(error.os_error, ssl.SSLError):
+            return f"{_failure_of_tls(error.os_error)} ({error.host}:{error.port})"
         known = error.os_error.errno is not None and error.os_error.errno > 0  # Else the name is not resolved.
         why = (
             os.strerror(error.os_error.errno or 0).lower() if known else str(error.os_error.strerror or error.os_error)
@@ -58,6 +82,8 @@ def failure_of(error: Exception) -> str:
         return f"{why} ({error.host}:{error.port})"
     if isinstance(error, TimeoutError) and not str(error):
         return "no answer in time"
+    if isinstance(error, WSServerHandshakeError):
+        return f"it answers {error.status} to a peer{USE_TLS if error.request_info.url.scheme == 'http' else ''}"
     return str(error)[:MAX_REASON] or type(error).__name__  # A stranger's status line may have 8 KiB.
 
 

@@ -2,12 +2,23 @@
 
 import asyncio
 import errno
+import ssl
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import pytest
-from aiohttp import ClientConnectorError, ClientSession, WSServerHandshakeError, web
+from aiohttp import (
+    ClientConnectorCertificateError,
+    ClientConnectorError,
+    ClientConnectorSSLError,
+    ClientSession,
+    RequestInfo,
+    WSServerHandshakeError,
+    web,
+)
 from aiohttp.client_reqrep import ConnectionKey
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
 
 from quire.replication import Promise
 from quire.replication.core import CoreOptions, Identity
@@ -49,6 +60,33 @@ def test_why_a_peer_cannot_be_dialled_is_said_in_the_systems_words() -> None:
     assert failure_of(TimeoutError()) == "no answer in time"
     assert failure_of(ValueError("odd")) == "odd"
     assert failure_of(ValueError("x" * 8_000)) == "x" * MAX_REASON
+
+
+def test_why_a_peer_did_not_prove_its_name_is_said_with_what_to_do() -> None:
+    key = ConnectionKey("n2.invalid", 7001, True, True, None, None, None)
+    plain, other, odd = ssl.SSLError(1, "no"), ssl.SSLCertVerificationError(1, "no"), ssl.SSLError(1, "no")
+    plain.reason, odd.reason = "WRONG_VERSION_NUMBER", "NO_SHARED_CIPHER"
+    other.verify_message = "certificate has expired"
+
+    assert failure_of(ClientConnectorSSLError(key, plain)) == (
+        "it does not speak TLS: start it with --tls-cert, --tls-key and --tls-ca (n2.invalid:7001)"
+    )
+    assert failure_of(ClientConnectorSSLError(key, odd)) == (
+        "the TLS handshake failed: no shared cipher (n2.invalid:7001)"
+    )
+    assert failure_of(ClientConnectorCertificateError(key, other)) == (
+        "its certificate is refused: certificate has expired; look at it with `quire certs show`, and at both clocks "
+        "(n2.invalid:7001)"
+    )
+
+
+@pytest.mark.parametrize(("scheme", "names_flags"), [("http", True), ("https", False)])
+def test_a_peer_that_answers_no_websocket_may_lack_nothing_but_tls_on_this_side(scheme: str, names_flags: bool) -> None:
+    url = URL(f"{scheme}://n2.invalid:7001/peer")
+    said = failure_of(WSServerHandshakeError(RequestInfo(url, "GET", CIMultiDictProxy(CIMultiDict())), (), status=400))
+
+    assert said.startswith("it answers 400 to a peer")
+    assert ("start this node with --tls-cert" in said) == names_flags
 
 
 @asynccontextmanager
