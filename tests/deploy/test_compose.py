@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ import pytest
 import yaml
 from jsonschema import Draft7Validator, ValidationError
 
-from quire.cluster.config.serve import ServeConfig, load_config
-from quire.cluster.serve.arguments import parse_serve
-from tests.deploy.compose import COMPOSE, DEPLOY, NODES, SECRET, command_line, composed, environment_of
+from quire.cluster.access.credentials import CredentialFiles
+from quire.cluster.access.tls import TlsFiles, load_client_tls
+from tests.deploy.compose import ACCESS, COMPOSE, DEPLOY, NODES, Installed, composed, config_of, environment_of
 from tests.faults.toxiproxy import VERSION
 
 # Of Debian's docker-compose 1.29.2, and of compose-spec/compose-spec at 170098ba, which `docker compose` follows.
@@ -25,13 +26,11 @@ def check_schema(name: str, document: dict[str, Any]) -> None:
     Draft7Validator(schema).validate(document)
 
 
-def config_of(document: dict[str, Any], node_id: str, tmp_path: Path) -> ServeConfig:
-    secret = tmp_path / "peer-secret"
-    secret.write_text("a secret of the peers")
-    program, *arguments = command_line(document, node_id, secret)
-    assert program == "serve"
-    flags, config_file = parse_serve(arguments)
-    return load_config(flags, config_file)
+def scrape_jobs() -> list[dict[str, Any]]:
+    jobs: list[dict[str, Any]] = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())[
+        "scrape_configs"
+    ]
+    return jobs
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
@@ -50,24 +49,26 @@ def test_a_key_that_compose_does_not_know_is_found(schema: str) -> None:
 
 
 @pytest.mark.parametrize("node_id", NODES)
-def test_each_node_is_started_with_flags_that_quire_takes(node_id: str, tmp_path: Path) -> None:
-    config = config_of(composed(), node_id, tmp_path)
+def test_each_node_is_started_with_flags_and_variables_that_quire_takes(node_id: str, made: Installed) -> None:
+    config = config_of(composed(), node_id, made)
 
     assert config.node == node_id
     assert config.members == {each: f"{each}:7001" for each in NODES}
     assert config.initial_members == ("n1", "n2", "n3"), "n4 observes, wherever it is started"
     assert config.link == {each: f"{each}:7001" for each in NODES if each != node_id}, "at its own address"
-    assert config.peer_secret_file is not None, "peers authenticate"
+    pair = made.access / f"{node_id}.crt", made.access / f"{node_id}.key"
+    assert config.credential_files == CredentialFiles(TlsFiles(*pair, made.access / "ca.crt"), made.access / "tokens")
+    assert not config.insecure
 
 
 @pytest.mark.parametrize("node_id", NODES)
 def test_with_chaos_each_link_leads_through_its_own_proxy_to_the_node_that_it_names(
-    node_id: str, tmp_path: Path
+    node_id: str, made: Installed
 ) -> None:
     proxies = {proxy["name"]: proxy for proxy in json.loads((DEPLOY / "toxiproxy.json").read_text())}
     assert len(proxies) == len(NODES) * (len(NODES) - 1) == len({proxy["listen"] for proxy in proxies.values()})
 
-    config = config_of(composed(CHAOS), node_id, tmp_path)
+    config = config_of(composed(CHAOS), node_id, made)
 
     for other in NODES:
         if other != node_id:
@@ -81,6 +82,7 @@ def test_without_profiles_there_are_three_nodes_and_each_addition_has_its_profil
     profiles = {name: service.get("profiles", []) for name, service in composed()["services"].items()}
 
     assert profiles == {
+        "setup": [],
         **{node_id: [] for node_id in ("n1", "n2", "n3")},
         "n4": ["observer"],
         "toxiproxy": ["chaos"],
@@ -89,33 +91,58 @@ def test_without_profiles_there_are_three_nodes_and_each_addition_has_its_profil
     }
 
 
-def test_every_port_is_published_once_and_to_this_machine_alone(tmp_path: Path) -> None:
+def test_every_port_is_published_once_and_to_this_machine_alone(made: Installed) -> None:
     document, published = composed(), list[str]()
 
     for name, service in document["services"].items():
-        for mapping in service["ports"]:
+        for mapping in service.get("ports", []):
             address, port, inside = mapping.split(":")
-            assert address == "127.0.0.1", f"{name} is open to the network, and nothing authenticates clients"
+            assert address == "127.0.0.1", f"{name} is open to the network"
             published.append(port)
             if name in NODES:
-                assert config_of(document, name, tmp_path).listen == f"0.0.0.0:{inside}"
+                assert config_of(document, name, made).listen == f"0.0.0.0:{inside}"
 
     assert len(set(published)) == len(published)
 
 
-def test_each_node_has_a_volume_of_its_own_where_the_image_keeps_data_and_the_secret_as_a_file(tmp_path: Path) -> None:
+def test_each_node_has_a_volume_of_its_own_where_the_image_keeps_data(made: Installed) -> None:
     document = composed()
     image = (DEPLOY / "Dockerfile").read_text()
     assert "VOLUME /data" in image
 
     for node_id in NODES:
         service = document["services"][node_id]
-        assert service["volumes"] == [f"{node_id}:/data"]
+        assert service["volumes"] == [f"{node_id}:/data", f"access:{ACCESS}:ro"]
         assert node_id in document["volumes"]
-        assert service["group_add"] == [0], "who may read a file of mode 640 that root made"
-        assert service["secrets"] == [SECRET.rpartition("/")[2]]
-        assert str(config_of(document, node_id, tmp_path).data_dir) == "/data"
+        assert str(config_of(document, node_id, made).data_dir) == "/data"
         assert (COMPOSE.parent / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+
+
+@pytest.mark.parametrize("name", composed()["services"])
+def test_every_service_is_confined(name: str) -> None:
+    service = composed()["services"][name]
+
+    assert service["cap_drop"] == ["ALL"]
+    assert service.get("cap_add", []) == (["CHOWN", "DAC_OVERRIDE"] if name == "setup" else [])
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["read_only"] is True
+    assert "/tmp" in service["tmpfs"]
+    assert re.fullmatch(r"[1-9][0-9]*[mg]", service["mem_limit"])
+    assert not {"privileged", "devices", "network_mode", "pid", "ipc"} & set(service)
+    assert ("user" in service) == (name == "setup"), "the images' own users are not root"
+
+
+def test_what_needs_the_set_up_s_files_starts_after_it_and_the_set_up_runs_once() -> None:
+    services = composed()["services"]
+    users = [name for name, service in services.items() if f"access:{ACCESS}:ro" in service["volumes"]]
+
+    assert set(users) == {*NODES, "prometheus", "grafana"}
+    for name in users:
+        assert services[name]["depends_on"] == {"setup": {"condition": "service_completed_successfully"}}
+        assert services[name]["restart"] == "unless-stopped"
+    assert services["setup"]["restart"] == "no"
+    assert services["setup"]["image"] == services["n1"]["image"]
+    assert services["setup"]["command"] == f"sh /setup.sh {ACCESS} /client"
 
 
 def test_the_image_has_no_build_tools_runs_as_nobody_in_particular_and_is_healthy_when_ready() -> None:
@@ -125,6 +152,7 @@ def test_the_image_has_no_build_tools_runs_as_nobody_in_particular_and_is_health
     assert not {"apt-get", "pip install", "gcc"} & set(final.split())
     assert "USER quire" in final
     assert "quire.cluster.serve.healthcheck" in final.partition("HEALTHCHECK")[2]
+    assert "[certs]" in build, "for the set-up service"
 
 
 def test_every_builder_is_sent_what_the_image_is_made_of_and_nothing_else() -> None:
@@ -150,17 +178,33 @@ def test_what_is_mounted_from_the_folder_is_there() -> None:
     assert [source for source in mounted if not (DEPLOY / source).exists()] == []
 
 
-def test_the_secret_is_no_part_of_the_repository() -> None:
-    assert composed()["secrets"] == {"peer-secret": {"file": "./peer-secret"}}
-    assert "/deploy/peer-secret" in (DEPLOY.parent / ".gitignore").read_text().splitlines()
-
-
 def test_prometheus_asks_every_node_of_the_compose_file() -> None:
-    jobs = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
-    by_name = {job["job_name"]: job for job in jobs}
+    by_name = {job["job_name"]: job for job in scrape_jobs()}
 
     assert by_name["quire"]["static_configs"] == [{"targets": [f"{node_id}:7001" for node_id in NODES[:3]]}]
     assert by_name["quire-observer"]["dns_sd_configs"][0]["names"] == [NODES[3]]
+
+
+def test_prometheus_shows_its_token_only_to_nodes_that_prove_the_cluster_s_name(made: Installed) -> None:
+    jobs = scrape_jobs()
+    assert len(jobs) == 2
+
+    for job in jobs:
+        assert job["scheme"] == "https"
+        assert job["authorization"] == {"credentials_file": f"{ACCESS}/prometheus.token"}
+        assert job["tls_config"] == {
+            "ca_file": f"{ACCESS}/ca.crt",
+            "server_name": load_client_tls(made.client / "ca.crt").server_name,
+        }
+    assert (made.access / "prometheus.token").is_file()
+
+
+def test_grafana_admits_nobody_without_a_password_and_none_is_known() -> None:
+    environment = composed()["services"]["grafana"]["environment"]
+
+    assert environment["GF_AUTH_ANONYMOUS_ENABLED"] == "false"
+    assert environment["GF_SECURITY_ADMIN_PASSWORD__FILE"] == f"{ACCESS}/grafana.password"
+    assert "GF_SECURITY_ADMIN_PASSWORD" not in environment
 
 
 def test_the_demo_uses_the_images_that_the_other_files_name() -> None:
