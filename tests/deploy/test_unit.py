@@ -1,15 +1,17 @@
 """The systemd unit and its configuration: systemd and quire accept them."""
 
 import configparser
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from quire.cluster.access.tls import load_tls
 from quire.cluster.config.serve import load_config
 from quire.cluster.serve.arguments import parse_serve
-from tests.deploy.compose import DEPLOY
+from tests.deploy.compose import DEPLOY, Installed
 
 UNIT = DEPLOY / "systemd" / "quire.service"
 CONFIG = DEPLOY / "systemd" / "quire.toml"
@@ -18,9 +20,10 @@ TIMEOUT_S = 60.0
 
 
 def unit() -> configparser.ConfigParser:
+    """The unit. The file of a credential is at its name, since there are several."""
     parsed = configparser.ConfigParser(interpolation=None, delimiters=["="], strict=True)
     parsed.optionxform = str  # type: ignore[assignment,method-assign]  # The documented way to keep capitals.
-    parsed.read_string(UNIT.read_text())
+    parsed.read_string(re.sub(r"^LoadCredential=([^:]+):", r"LoadCredential \1=", UNIT.read_text(), flags=re.MULTILINE))
     return parsed
 
 
@@ -49,21 +52,38 @@ def test_the_unit_has_its_sections_and_each_key_once() -> None:
     assert unit().sections() == ["Unit", "Service", "Install"]  # A key that stands twice is an error of the parser.
 
 
-def test_the_unit_starts_quire_with_flags_and_a_file_that_it_takes(tmp_path: Path) -> None:
-    secret = tmp_path / "peer-secret"
-    secret.write_text("a secret of the peers")
-    program, *arguments = shlex.split(unit()["Service"]["ExecStart"])
+def test_the_unit_starts_quire_with_flags_and_a_file_that_it_takes(made: Installed) -> None:
+    program, *arguments = shlex.split(unit()["Service"]["ExecStart"].replace("\\\n", " "))
     assert (program, arguments[0]) == (PROGRAM, "serve")
-    places = {"/etc/quire/quire.toml": str(CONFIG), "%d/peer-secret": str(secret)}
+    files = {
+        "/etc/quire/quire.toml": CONFIG,
+        "%d/node.crt": made.access / "n1.crt",
+        "%d/node.key": made.access / "n1.key",
+        "%d/ca.crt": made.access / "ca.crt",
+        "/etc/quire/tokens": made.access / "tokens",
+    }
+    assert set(files) < set(arguments), "each is given"
 
-    flags, config_file = parse_serve([places.get(argument, argument) for argument in arguments[1:]])
+    flags, config_file = parse_serve([str(files.get(argument, argument)) for argument in arguments[1:]])
     config = load_config(flags, config_file)
 
-    assert config.peer_secret_file == secret
-    assert unit()["Service"]["LoadCredential"].startswith("peer-secret:")
+    tls = config.credential_files.tls
+    assert tls is not None
+    load_tls(tls, config.node)
     state = Path("/var/lib") / unit()["Service"]["StateDirectory"]
     assert config.data_dir.is_relative_to(state), "nothing else may be written under ProtectSystem=strict"
     assert config.node in config.members
+
+
+def test_the_unit_loads_every_credential_that_it_passes_on() -> None:
+    passed_on = re.findall(r"%d/(\S+)", unit()["Service"]["ExecStart"])
+    loaded = {key: file for key, file in unit()["Service"].items() if key.startswith("LoadCredential")}
+
+    assert loaded == {f"LoadCredential {name}": f"/etc/quire/{name}" for name in passed_on}
+
+
+def test_a_reload_has_the_process_read_its_files_again() -> None:
+    assert unit()["Service"]["ExecReload"] == "/bin/kill -HUP $MAINPID"
 
 
 def test_a_stop_leaves_time_to_hand_over_and_a_node_that_ends_by_itself_is_not_restarted_for_ever() -> None:
