@@ -2,27 +2,29 @@
 """`make compose-demo`: the compose file's cluster under load, with a container killed and a follower cut off.
 
 Builds the image (on a local substitute for its base, if none can be pulled), starts three nodes with toxiproxy on every
-link, and applies the example instructions in three parts: undisturbed, while the leader's container is killed, and
-while toxiproxy cuts off a follower. Exits with 0 if all nodes then have equal digests and the answer that
-examples/classroom_check.py computes. Needs docker, docker-compose and Python's standard library. Removes everything at
-the end.
+link, and checks that they refuse plain HTTP, callers without a token and writes with a token for reading. Then applies
+the example instructions in three parts: undisturbed, while the leader's container is killed, and while toxiproxy cuts
+off a follower. Exits with 0 if all nodes then have equal digests and the answer that examples/classroom_check.py
+computes. Needs docker, docker-compose and Python's standard library. Removes everything at the end.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,11 +35,12 @@ IMAGE = "quire:dev"
 BASE_IMAGE = "python:3.11-slim-bookworm"
 TOXIPROXY_IMAGE = "ghcr.io/shopify/toxiproxy:2.12.0"
 NODES = ("n1", "n2", "n3")
-SERVERS = ",".join(f"{node_id}:7001" for node_id in NODES)
+ADMIN, READER = "admin", "prometheus"  # Whose tokens deploy/setup.sh makes.
+QUIRE = ("run", "--rm", "--no-deps", "-T", "setup", "quire")  # A compose command: it has the client's files.
 
 PARTS = (40_000, 30_000, 30_000)
 CHUNK_LINES = 200  # Sent to a load every PAUSE_S, until it may go at full speed.
-PAUSE_S = 0.02
+PAUSE_S = 0.1
 INTO_THE_LOAD = 3_000  # Instructions of a part that are applied before the fault.
 
 COMMAND_TIMEOUT_S = 900.0
@@ -144,22 +147,22 @@ class Deployment:
         self._compose = compose_command()
         self._containers: dict[str, str] = {}
         self._ports = {name: free_port() for name in (*NODES, "toxiproxy")}
-        secret = folder / "peer-secret"
-        secret.write_text(secrets.token_hex(32) + "\n")
-        secret.chmod(0o640)  # The containers' user, which does not exist on this machine, is in its group.
+        self._client = folder / "client"  # Made here, so that it belongs to the user.
+        self._client.mkdir()
         self._environment = {
             **{f"{name.upper()}_PORT": str(port) for name, port in self._ports.items()},
-            "PEER_SECRET_FILE": str(secret),
-            "PEER_SECRET_GROUP": str(secret.stat().st_gid),
+            "CLIENT_FILES": str(self._client),
             "QUIRE_IMAGE": IMAGE,
             "TOXIPROXY_IMAGE": TOXIPROXY_IMAGE,
         }
 
+    def _command(self, *arguments: str) -> list[str]:
+        files = ["--file", str(DEPLOY / "compose.yaml"), "--env-file", str(DEPLOY / "chaos.env")]
+        return [*self._compose, "--project-name", PROJECT, *files, "--profile", "chaos", *arguments]
+
     def compose(self, *arguments: str) -> str:
         """The output of a compose command."""
-        files = ["--file", str(DEPLOY / "compose.yaml"), "--env-file", str(DEPLOY / "chaos.env")]
-        command = [*self._compose, "--project-name", PROJECT, *files, "--profile", "chaos", *arguments]
-        return run(*command, environment=self._environment)
+        return run(*self._command(*arguments), environment=self._environment)
 
     def container(self, node_id: str) -> str:
         """The container of a node, which stays the same when it is killed and restarted."""
@@ -176,20 +179,27 @@ class Deployment:
         """Remove everything, including volumes."""
         self.compose("down", "--volumes", "--remove-orphans")
 
-    def get(self, node_id: str, path: str) -> Any:
-        """A node's answer to a GET. Raises OSError, of which HTTPError is one."""
-        with urllib.request.urlopen(self._url(node_id, path), timeout=CALL_TIMEOUT_S) as answer:
+    def ask(
+        self, node_id: str, path: str, *, caller: str | None = ADMIN, scheme: str = "https", body: bytes | None = None
+    ) -> Any:
+        """A node's answer to a caller, to a POST if there is a body. Raises OSError, of which HTTPError is one."""
+        headers = {"Content-Type": "application/json"}
+        if caller is not None:
+            headers["Authorization"] = f"Bearer {(self._client / f'{caller}.token').read_text().strip()}"
+        request = urllib.request.Request(f"{scheme}://{self._address(node_id)}{path}", body, headers)
+        context = ssl.create_default_context(cafile=self._client / "ca.crt") if scheme == "https" else None
+        with urllib.request.urlopen(request, timeout=CALL_TIMEOUT_S, context=context) as answer:
             return json.load(answer)
 
     def status(self, node_id: str) -> dict[str, Any]:
         """The status of a node. Raises OSError."""
-        status: dict[str, Any] = self.get(node_id, "/status")
+        status: dict[str, Any] = self.ask(node_id, "/status")
         return status
 
     def ready(self, node_id: str) -> bool:
         """Whether a node reports that it is ready."""
         try:
-            self.get(node_id, "/readyz")
+            self.ask(node_id, "/readyz", caller=None)
         except OSError:
             return False
         return True
@@ -218,22 +228,28 @@ class Deployment:
             if other != node_id:
                 for link in (f"{node_id}-{other}", f"{other}-{node_id}"):
                     body = json.dumps({"enabled": enabled}).encode()
-                    request = urllib.request.Request(self._url("toxiproxy", f"/proxies/{link}"), body, method="POST")
-                    urllib.request.urlopen(request, timeout=CALL_TIMEOUT_S).close()
+                    url = f"http://{self._address('toxiproxy')}/proxies/{link}"
+                    urllib.request.urlopen(url, body, timeout=CALL_TIMEOUT_S).close()
 
-    def _url(self, name: str, path: str) -> str:
-        return f"http://127.0.0.1:{self._ports[name]}{path}"
+    def _address(self, name: str) -> str:
+        return f"127.0.0.1:{self._ports[name]}"
 
     @contextmanager
-    def loading(self, at: str, lines: list[str]) -> Generator[None]:
-        """Run `quire load` in the container of `at`: slowly during the block, then the rest at full speed.
+    def loading(self, lines: list[str]) -> Generator[None]:
+        """Run `quire load` in a container: slowly during the block, then the rest at full speed.
 
         After the block everything is acknowledged.
         """
-        command = ["docker", "exec", "--interactive", self.container(at), "quire", "load", "-", "--json"]
-        command += ["--server", SERVERS, "--timeout", str(WAIT_TIMEOUT_S)]
+        command = self._command(*QUIRE, "load", "-", "--json", "--timeout", str(WAIT_TIMEOUT_S))
         hurry = threading.Event()
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **self._environment},
+            cwd=TOP,
+        ) as process:
             feeder = threading.Thread(target=_feed, args=(process, lines, hurry), daemon=True)
             feeder.start()
             try:
@@ -259,12 +275,28 @@ def _feed(process: subprocess.Popen[str], lines: list[str], hurry: threading.Eve
         return  # The load exited; its exit code says why.
 
 
+def show_refusals(cluster: Deployment) -> None:
+    """Ask as those who must not be answered. Raises Failed."""
+    command = json.dumps({"commands": [["add", 1]]}).encode()
+    for what, status, ask in (
+        ("plain HTTP", 400, partial(cluster.ask, "n1", "/status", caller=None, scheme="http")),
+        ("no token", 401, partial(cluster.ask, "n1", "/status", caller=None)),
+        ("a write as a reader", 403, partial(cluster.ask, "n1", "/commands", caller=READER, body=command)),
+    ):
+        try:
+            raise Failed(f"{what} is answered: {ask()}")
+        except urllib.error.HTTPError as error:
+            say(f"{what}: {error.code}, {json.load(error)['detail']}")
+            if error.code != status:
+                raise Failed(f"{what} must be refused with {status}") from None
+
+
 def demonstrate(cluster: Deployment, instructions: list[str]) -> None:
     """Run the three parts. Raises Failed."""
     first, second = PARTS[0], PARTS[0] + PARTS[1]
     leader = cluster.leader()
     say(f"\n{leader['node_id']} leads epoch {leader['epoch']}")
-    with timed(f"{first:,} instructions"), cluster.loading(leader["node_id"], instructions[:first]):
+    with timed(f"{first:,} instructions"), cluster.loading(instructions[:first]):
         pass
     kill_leader(cluster, instructions[first:second])
     cut_follower(cluster, instructions[second:])
@@ -274,9 +306,8 @@ def kill_leader(cluster: Deployment, instructions: list[str]) -> None:
     """Kill the leader's container under load, and restart it."""
     killed = cluster.leader()
     victim = killed["node_id"]
-    others = [node_id for node_id in NODES if node_id != victim]
     goal = killed["applied_index"] + INTO_THE_LOAD
-    with cluster.loading(others[0], instructions):
+    with cluster.loading(instructions):
         wait_for("the load is running", lambda: cluster.status(victim)["applied_index"] >= goal)
         container, began = cluster.container(victim), time.monotonic()
         run("docker", "kill", container)
@@ -298,7 +329,7 @@ def cut_follower(cluster: Deployment, instructions: list[str]) -> None:
     leader = cluster.leader()["node_id"]
     cut = next(node_id for node_id in NODES if node_id != leader)
     goal = cluster.status(leader)["applied_index"] + INTO_THE_LOAD
-    with cluster.loading(leader, instructions):
+    with cluster.loading(instructions):
         wait_for("the load is running", lambda: cluster.status(leader)["applied_index"] >= goal)
         cluster.set_links(cut, enabled=False)
         wait_for(f"{cut} reports that it is not ready", lambda: not cluster.ready(cut))
@@ -316,9 +347,9 @@ def compare(cluster: Deployment, file: Path) -> None:
     """Show the nodes' answers. Raises Failed if they differ from each other or from the independent script's."""
     end = cluster.leader()["applied_index"]
     wait_for("all have applied everything", lambda: {cluster.status(node)["applied_index"] for node in NODES} == {end})
-    table = run("docker", "exec", cluster.container("n1"), "quire", "status", "--server", SERVERS)
+    table = cluster.compose(*QUIRE, "status")
     say("\n" + table.rstrip())
-    rows = [cluster.get(node_id, "/state?consistency=local") for node_id in NODES]
+    rows = [cluster.ask(node_id, "/state?consistency=local") for node_id in NODES]
     expected = run(sys.executable, "examples/classroom_check.py", "--initial=42", str(file)).strip()
     if any(row != rows[0] for row in rows) or rows[0]["state"] != expected:
         raise Failed(f"the nodes must all answer {expected}: {rows}")
@@ -340,6 +371,7 @@ def main() -> int:
             with timed("started three nodes and toxiproxy"):
                 cluster.start()
             try:
+                show_refusals(cluster)
                 demonstrate(cluster, file.read_text().splitlines(keepends=True))
                 compare(cluster, file)
             except Failed:
