@@ -15,6 +15,7 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from ..access.tls import Tls, TlsFiles, TlsRefused, load_tls, name_of_cluster
+from ..errors import ClusterError
 from ..terminal import escaped
 
 TIMEOUT_S = 2.0
@@ -23,7 +24,7 @@ LOOPBACK = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # What to dia
 FILES = ("QUIRE_TLS_CERT", "QUIRE_TLS_KEY", "QUIRE_TLS_CA")
 
 
-class NotReady(Exception):
+class NodeNotReady(ClusterError):
     """The node does not answer, or is not ready; the text says why."""
 
 
@@ -31,11 +32,11 @@ def check(variables: Mapping[str, str]) -> None:
     """Return if the node that these variables configure is ready.
 
     Raises:
-        NotReady: it is not, or does not answer.
+        NodeNotReady: it is not, or does not answer.
     """
     host, _, port = variables.get("QUIRE_LISTEN", "").rpartition(":")
     if not port.isdecimal():
-        raise NotReady("QUIRE_LISTEN is not set to HOST:PORT; set it for the container, where this check reads it")
+        raise NodeNotReady("QUIRE_LISTEN is not set to HOST:PORT; set it for the container, where this check reads it")
     host = host.strip("[]")
     try:
         tls = _tls_of(variables)
@@ -49,9 +50,9 @@ def check(variables: Mapping[str, str]) -> None:
             answer = connection.getresponse()
             body = answer.read(ANSWER_BYTES)
     except (OSError, HTTPException, TlsRefused) as error:
-        raise NotReady(f"{host}:{port}: {error}") from None
+        raise NodeNotReady(f"{host}:{port}: {error}") from None
     if answer.status != HTTPStatus.OK:
-        raise NotReady(f"{host}:{port} answered {answer.status}: {body.decode(errors='replace')}")
+        raise NodeNotReady(f"{host}:{port} answered {answer.status}: {body.decode(errors='replace')}")
 
 
 def _tls_of(variables: Mapping[str, str]) -> Tls | None:
@@ -59,7 +60,7 @@ def _tls_of(variables: Mapping[str, str]) -> Tls | None:
     if not files:
         return None
     if len(files) < len(FILES):
-        raise NotReady(f"only some of {', '.join(FILES)} are set; set all of them, or none")
+        raise NodeNotReady(f"only some of {', '.join(FILES)} are set; set all of them, or none")
     return load_tls(TlsFiles(*files))
 
 
@@ -67,7 +68,7 @@ def main() -> int:
     """Check the node of this process's environment; return the exit code."""
     try:
         check(os.environ)
-    except NotReady as error:
+    except NodeNotReady as error:
         print(f"quire: {escaped(str(error))}", file=sys.stderr)
         return 1
     return 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from quire.cluster.serve.healthcheck import NotReady, check
+from quire.cluster.serve.healthcheck import NodeNotReady, check
 from tests.cluster.access.issued import Authority
 from tests.cluster.scripted import document, refusing, scripted, silent
 
@@ -56,41 +56,41 @@ async def test_a_server_of_another_ca_is_not_asked(variables: dict[str, str], tm
     other = tmp_path / "other"
     other.mkdir()
     async with scripted(READY, tls=Authority("shop").context(other)) as server:
-        with pytest.raises(NotReady, match="certificate verify failed"):
+        with pytest.raises(NodeNotReady, match="certificate verify failed"):
             await checked(variables, server.address)
         assert server.requests == []
 
 
 async def test_a_node_that_is_not_ready_is_not_healthy_and_says_why() -> None:
     async with scripted(refusing(503, "not-ready")) as server:
-        with pytest.raises(NotReady, match=r"answered 503: .*detail of not-ready"):
+        with pytest.raises(NodeNotReady, match=r"answered 503: .*detail of not-ready"):
             await checked({}, server.address)
 
 
 async def test_a_node_that_does_not_answer_in_time_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.cluster.serve.healthcheck.TIMEOUT_S", 0.1)
     async with silent() as address:
-        with pytest.raises(NotReady, match="timed out"):
+        with pytest.raises(NodeNotReady, match="timed out"):
             await checked({}, address)
 
 
 @pytest.mark.parametrize("missing", ["QUIRE_TLS_CERT", "QUIRE_TLS_KEY", "QUIRE_TLS_CA"])
 async def test_a_part_of_the_files_is_not_taken_for_none(missing: str, variables: dict[str, str]) -> None:
     async with scripted(READY) as server:
-        with pytest.raises(NotReady, match="set all of them, or none"):
+        with pytest.raises(NodeNotReady, match="set all of them, or none"):
             await checked({**variables, missing: ""}, server.address)
         assert server.requests == []
 
 
 async def test_a_file_that_cannot_be_used_is_named(variables: dict[str, str]) -> None:
     async with scripted(READY) as server:
-        with pytest.raises(NotReady, match="tls_ca absent cannot be read"):
+        with pytest.raises(NodeNotReady, match="tls_ca absent cannot be read"):
             await checked({**variables, "QUIRE_TLS_CA": "absent"}, server.address)
 
 
 @pytest.mark.parametrize("listen", ["", "7001x", "n1", "n1:"])
 def test_without_an_address_it_says_what_to_set(listen: str) -> None:
-    with pytest.raises(NotReady, match="QUIRE_LISTEN is not set to HOST:PORT"):
+    with pytest.raises(NodeNotReady, match="QUIRE_LISTEN is not set to HOST:PORT"):
         check({"QUIRE_LISTEN": listen})
 
 

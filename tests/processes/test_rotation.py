@@ -1,5 +1,6 @@
 """Certificates, tokens and the CA of a cluster are replaced while clients use it, and no request fails."""
 
+import signal
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from quire.cluster.client import BlockingClient
 from tests.processes.cluster import Cluster, Clusters, Node
 from tests.processes.locked import CLUSTER, CallerFiles, LockedFiles
 
+READ_AGAIN = "certificates and tokens were read again"
 SHORTER_DAYS = 200
 BETWEEN = 20
 """Requests that each client makes between two steps."""
@@ -150,6 +152,11 @@ def test_certificates_tokens_and_the_ca_are_replaced_and_no_request_fails(cluste
         rotation.ca()
 
     cluster.wait_for_equal()
+    before = cluster.leader.output.read_text().count(READ_AGAIN)
+    cluster.leader.running.send_signal(signal.SIGHUP)
+    cluster.wait_until(
+        "SIGHUP has them read again", lambda: cluster.leader.output.read_text().count(READ_AGAIN) == before + 1
+    )
     for node in cluster:
         assert status_with(node, old) == 401
         assert node.status()["alarms"] == []

@@ -40,6 +40,18 @@ async def lines() -> AsyncGenerator[Lines]:
         yield lines
 
 
+@pytest.mark.parametrize(("scheme", "status"), [("https", 200), ("http", 403)])
+async def test_a_page_of_the_node_itself_came_over_tls(locked: Locked, scheme: str, status: int) -> None:
+    headers = JSON | {"Origin": f"{scheme}://{locked.cluster.address('n1')}"}
+
+    assert (await locked.ask("n1", "POST", "/commands", "write", body=COMMANDS, headers=headers)).status == status
+
+
+@pytest.mark.parametrize(("host", "status"), [("shop.quire", 200), ("n1.shop.quire", 200), ("market.quire", 403)])
+async def test_a_node_is_known_by_the_names_in_its_certificate(locked: Locked, host: str, status: int) -> None:
+    assert (await locked.ask("n1", "GET", "/status", "read", headers={"Host": host})).status == status
+
+
 @pytest.mark.parametrize("at", ["n1", "n2", "n3"])
 @pytest.mark.parametrize(("caller", "status"), [("write", 200), ("admin", 200), ("read", 403), (None, 401)])
 async def test_a_write_is_decided_by_the_role_wherever_it_is_sent(
