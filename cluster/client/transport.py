@@ -48,6 +48,7 @@ from .errors import (
 from .forks import Sockets, closed, opened
 
 CONNECT_TIMEOUT_S = 1.0
+TLS_CONNECT_TIMEOUT_S = 3.0  # With the handshake, which a node that many dial at once begins after some others.
 READ_ATTEMPT_TIMEOUT_S = 5.0  # Another server can answer a read; a write waits for its own answer.
 # No attempt starts in the last tenth of a call's time: it would only turn a write into an unknown one.
 LAST_SHARE = 0.1
@@ -235,7 +236,7 @@ class Transport:
                 denied = error
             except NotFound as error:
                 # A follower may not know yet what the leader has committed.
-                failure = error
+                failure, denied = error, None
                 leader = self._leader
                 if leader in (None, server):
                     break
@@ -271,7 +272,8 @@ class Transport:
     async def _send_once(self, server: str, attempt: "_Attempt", deadline: float, shown: Shown) -> Reply:
         left = max(0.001, deadline - time.monotonic())
         total = left if attempt.writes and not attempt.repeatable else min(left, READ_ATTEMPT_TIMEOUT_S)
-        timeout = aiohttp.ClientTimeout(total=total, sock_connect=min(total, CONNECT_TIMEOUT_S))
+        connect = CONNECT_TIMEOUT_S if shown.tls is None else TLS_CONNECT_TIMEOUT_S
+        timeout = aiohttp.ClientTimeout(total=total, sock_connect=min(total, connect))
         try:
             async with self._session.request(
                 attempt.method,

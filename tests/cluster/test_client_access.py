@@ -13,6 +13,7 @@ from quire.cluster.client import (
     BadRequest,
     Client,
     Forbidden,
+    NotFound,
     SessionError,
     Unauthorized,
     Unavailable,
@@ -172,6 +173,16 @@ async def test_a_token_that_one_server_does_not_know_yet_is_shown_to_the_next(tl
         async with connect([one.address, two.address], token=TOKEN, ca=ca) as client:
             assert await client.append(1) == 7
         assert len(one.requests) == 1
+
+
+async def test_what_another_server_answers_counts_more_than_a_refused_token(tls: ssl.SSLContext, ca: Path) -> None:
+    async with (
+        scripted(unauthorized, tls=tls) as one,
+        scripted(refusing(404, "not-found"), tls=tls) as two,
+        connect([one.address, two.address], token=TOKEN, ca=ca) as client,
+    ):
+        with pytest.raises(NotFound):
+            await client.read(7)
 
 
 async def test_a_client_without_a_token_learns_how_to_give_one(tls: ssl.SSLContext, ca: Path) -> None:

@@ -5,13 +5,17 @@ Each test runs a program that forks between a command and its answer. The server
 
 import asyncio
 import os
+import re
 import signal
+import ssl
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
 
+from tests.cluster.access.issued import Authority
 from tests.cluster.streaming import StreamServer, streaming
 
 DEADLINE_S = 60.0
@@ -184,9 +188,11 @@ with asyncio.Runner(loop_factory=LOOP_FACTORY) as runner:
 
 
 @asynccontextmanager
-async def forking(program: str, way: str) -> AsyncGenerator[tuple[StreamServer, asyncio.subprocess.Process], None]:
+async def forking(
+    program: str, way: str, tls: ssl.SSLContext | None = None
+) -> AsyncGenerator[tuple[StreamServer, asyncio.subprocess.Process], None]:
     """A program that has sent `in flight`, which the server does not answer."""
-    async with streaming() as server:
+    async with streaming(tls=tls) as server:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-X", "dev", "-W", "ignore::ResourceWarning", "-c", program, server.address, way),
             stdout=asyncio.subprocess.PIPE,
@@ -201,8 +207,8 @@ async def forking(program: str, way: str) -> AsyncGenerator[tuple[StreamServer, 
             await process.communicate()
 
 
-async def goes_on_as_if_there_were_no_fork(program: str, way: str) -> StreamServer:
-    async with forking(program, way) as (server, process), asyncio.timeout(DEADLINE_S):
+async def goes_on_as_if_there_were_no_fork(program: str, way: str, tls: ssl.SSLContext | None = None) -> StreamServer:
+    async with forking(program, way, tls) as (server, process), asyncio.timeout(DEADLINE_S):
         assert process.stdout is not None
         assert process.stderr is not None
         await server.heard(1)
@@ -235,6 +241,29 @@ async def test_an_asyncio_client_fails_at_once_in_a_child_and_goes_on_in_the_par
     server = await goes_on_as_if_there_were_no_fork(ASYNCIO.replace("LOOP_FACTORY", factory), way)
 
     assert server.executed == ["first", "in flight", "after"]
+    assert len(server.streams) == 1
+    assert [method for method, _ in server.calls] == ["POST", "DELETE"]
+
+
+@pytest.mark.parametrize(
+    ("program", "way"),
+    [
+        (BLOCKING, "sys.exit"),
+        (BLOCKING, "the block's end"),
+        (ASYNCIO.replace("LOOP_FACTORY", "asyncio.SelectorEventLoop"), "the block's end"),
+        (ASYNCIO.replace("LOOP_FACTORY", "__import__('uvloop').new_event_loop"), "the block's end"),
+    ],
+    ids=["exit", "blocking", "asyncio", "uvloop"],
+)
+async def test_a_child_ends_no_connection_with_tls_of_its_parent(program: str, way: str, tmp_path: Path) -> None:
+    authority = Authority("shop")
+    ca = authority.write(tmp_path / "ca.crt")
+    program = re.sub(r"(quire\.connect(?:_sync)?)\(server\)", rf"\1(server, ca={str(ca)!r})", program)
+
+    server = await goes_on_as_if_there_were_no_fork(program, way, authority.context(tmp_path))
+
+    assert "ca=" in program
+    assert server.executed[:2] == ["first", "in flight"]
     assert len(server.streams) == 1
     assert [method for method, _ in server.calls] == ["POST", "DELETE"]
 

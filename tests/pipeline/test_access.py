@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from quire.log.packing import Skimmer
@@ -27,7 +29,7 @@ from quire.pipeline.source.reading import open_origin
 from tests.cluster.access.issued import Authority
 from tests.pipeline.logs import CLUSTER
 from tests.pipeline.servers import answers_of, pages, serving
-from tests.pipeline.test_nodes import raw_frames
+from tests.pipeline.test_nodes import HIGHEST, raw_frames
 
 TOKEN = "quire_" + "a" * 43
 NEXT = "quire_" + "b" * 43
@@ -72,6 +74,20 @@ def test_a_task_reads_a_locked_cluster_with_the_files_that_the_options_name(
             indices = [index for rows in log.rows(Stretch(3, 97, None), Skimmer()) for index in rows.index.tolist()]
 
     assert indices == list(range(3, 97))
+
+
+def test_spark_reads_a_locked_cluster_in_tasks_that_read_the_files_themselves(
+    spark: SparkSession, tmp_path: Path, tls: ssl.SSLContext, access: Access
+) -> None:
+    raw = raw_frames(tmp_path / "log")
+    with serving(answers_of(records=pages(raw)), tls=tls, tokens={TOKEN}) as server:
+        # The nodes name another address for themselves, which nobody listens on: this one answers for all.
+        reader = spark.read.format("quire").option("bootstrap", server).option("minPartitions", "2")
+        frame = reader.option("ca", str(access.ca)).option("tokenFile", str(access.token_file)).load()
+        assert frame.count() == HIGHEST
+        Path(str(access.token_file)).unlink()
+        with pytest.raises(PySparkException, match=f"on {socket.gethostname()}: token file .* cannot be read"):
+            frame.count()
 
 
 def test_a_scrub_of_locked_nodes_reads_all_of_them(tmp_path: Path, tls: ssl.SSLContext, access: Access) -> None:
