@@ -9,10 +9,11 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from quire.cluster.client import Client, OutcomeUnknown, Unavailable, connect
+from quire.cluster.client import Client, OutcomeUnknown, Unavailable
 from tests.processes.cluster import Cluster, Node
 from tests.processes.crowd import Crowd
 from tests.processes.load import Classroom
+from tests.processes.locked import CallerFiles
 from tests.verdict.linearizable import NEVER, UNKNOWN, Operation, check_linearizable, step_sum
 from tests.verdict.verdict import Answered
 
@@ -26,9 +27,10 @@ INITIAL = 42
 class Recording(Crowd):
     """Clients with sessions, each with one operation under way; made by `recording`."""
 
-    def __init__(self, servers: list[str], clients: int) -> None:
+    def __init__(self, servers: list[str], caller: CallerFiles, clients: int) -> None:
         super().__init__()
         self._servers = servers
+        self._caller = caller
         self._clients = clients
         self.not_executed = 0
 
@@ -71,7 +73,7 @@ class Recording(Crowd):
     async def _one(self, client: int) -> None:
         first = client % len(self._servers)
         servers = self._servers[first:] + self._servers[:first]
-        async with connect(servers, timeout_s=PATIENCE_S) as connection:
+        async with self._caller.connect(servers, timeout_s=PATIENCE_S) as connection:
             for number in count(client * APART):
                 if self.is_ending:
                     return
@@ -102,7 +104,7 @@ def _has_no_alarm(node: Node) -> bool:
 
 def recording(cluster: Cluster, clients: int = CLIENTS) -> Recording:
     """Clients on every node of the cluster."""
-    return Recording([node.address for node in cluster], clients)
+    return Recording([node.address for node in cluster], cluster.caller, clients)
 
 
 def rounds(default: int) -> int:

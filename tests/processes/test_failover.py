@@ -25,8 +25,8 @@ DEFAULTS = ("--election-timeout-ms", "1000")
 CALM = ("--election-timeout-ms", "5000")
 
 
-def formed(clusters: Clusters, flags: Sequence[str] = DEFAULTS) -> Cluster:
-    return clusters.formed(flags=flags)
+def formed(clusters: Clusters, flags: Sequence[str] = DEFAULTS, *, locked: bool = False) -> Cluster:
+    return clusters.formed(flags=flags, locked=locked)
 
 
 def epoch_of(node: Node) -> int:
@@ -44,8 +44,11 @@ def running_faulty(clusters: Clusters, folder: Path) -> tuple[Cluster, dict[str,
 # Ends
 
 
-def test_a_leader_that_is_killed_is_followed_by_another(clusters: Clusters) -> None:
-    cluster = formed(clusters)
+@pytest.mark.parametrize(
+    "locked", [pytest.param(False, id="plain"), pytest.param(True, id="with TLS", marks=pytest.mark.full)]
+)
+def test_a_leader_that_is_killed_is_followed_by_another(clusters: Clusters, locked: bool) -> None:
+    cluster = formed(clusters, locked=locked)
     with recording(cluster) as clients:
         for _ in range(rounds(2)):
             clients.wait_for_more(cluster)

@@ -62,8 +62,9 @@ STAGES: dict[str, Reached] = {
 
 
 @pytest.mark.full
-def test_a_follower_that_is_killed_at_each_stage_of_an_install_ends_equal(clusters: Clusters) -> None:
-    cluster = clusters.formed(flags=FLAGS)
+@pytest.mark.parametrize("locked", [False, True], ids=["plain", "with TLS"])
+def test_a_follower_that_is_killed_at_each_stage_of_an_install_ends_equal(clusters: Clusters, locked: bool) -> None:
+    cluster = clusters.formed(flags=FLAGS, locked=locked)
     node = next(iter(cluster.followers))
     written(cluster)
     for stage, reached in STAGES.items():
