@@ -36,7 +36,7 @@ is_known() { # NAME FILE: whether the file holds the token of that name.
 
 new_token() { # NAME ROLE FILE: make a token, in place of a former one whose text is lost.
     if grep -qs "^$1:" tokens; then quire token revoke "$1" --file tokens; fi
-    quire token new "$1" --role "$2" --file tokens >"$3"
+    said=$(quire token new "$1" --role "$2" --file tokens 2>&1 >"$3") || { echo "$said" >&2 && exit 1; }
 }
 
 if ! [ -s ca.crt ]; then
