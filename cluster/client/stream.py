@@ -23,7 +23,6 @@ from quire.log.packing import ExtType, unpack_trusted
 from .backoff import AttemptFailed, Backoff, log
 from .documents import document_of
 from .errors import (
-    BadRequest,
     ClientError,
     Forbidden,
     Halted,
@@ -31,12 +30,11 @@ from .errors import (
     Problem,
     SessionError,
     SessionExpired,
-    SessionOwned,
     Unauthorized,
     Unavailable,
 )
 from .pipeline import OutOfSequence, Pipeline
-from .transport import CHECK_FAILED, MACHINE_FAILED, OWN_TYPE, NothingWritten, Transport
+from .transport import CHECK_FAILED, MACHINE_FAILED, NothingWritten, Transport
 
 # [sequence, index, epoch, results, refused], and if the results were cut, the first position that is left out
 ANSWER_LENGTHS = (5, 6)
@@ -44,7 +42,6 @@ PROBLEM_LENGTH = 2  # [sequence, problem]
 CONTENT_REFUSED = frozenset({400, 413, 422})  # This node refuses such a message, however often it is sent,
 FAULTS = frozenset({CHECK_FAILED, MACHINE_FAILED})  # and so it does with one of these types.
 NOT_TAKEN = frozenset({429, 503})  # The message was not taken; a later attempt may succeed.
-OWNED = OWN_TYPE + "session-owned"
 CLOSE_TIMEOUT_S = 1.0
 
 
@@ -192,13 +189,7 @@ class CommandStream:
             if self._session is None:
                 await self._close_left()
                 body = pack({} if self._name is None else {"name": self._name})
-                try:
-                    reply = await self._transport.call_once("POST", "/sessions", body)
-                except BadRequest as refusal:
-                    if refusal.type == OWNED:
-                        text = str(refusal.problem.get("detail")).removeprefix("SESSION_OWNED: ")
-                        raise SessionOwned("SESSION_OWNED", text) from None
-                    raise
+                reply = await self._transport.call_once("POST", "/sessions", body)
                 document = document_of(reply, _SessionOpened)
                 try:
                     number, sequence = document["session"], document["sequence"]

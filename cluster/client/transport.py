@@ -30,7 +30,6 @@ from ..access.client_credentials import ClientCredentials, Shown
 from ..outgoing import send_once, sendable
 from .backoff import AttemptFailed, Backoff
 from .errors import (
-    SESSION_ERRORS,
     BadRequest,
     CommandRefused,
     Forbidden,
@@ -41,6 +40,7 @@ from .errors import (
     SessionError,
     SessionExpired,
     SessionFenced,
+    SessionOwned,
     Unauthorized,
     Unavailable,
     refusals_of,
@@ -334,13 +334,9 @@ def _raise_if_gone(code: str | None) -> None:
         case "SESSION_FENCED":
             raise SessionFenced(code, "another session of its name took it over")
         case "SESSION_OWNED":
-            raise _owned("it was opened with another token")
+            raise SessionOwned(code, "the token of another name opened it")
         case _:
             return
-
-
-def _owned(text: str) -> SessionError:
-    return SESSION_ERRORS.get("SESSION_OWNED", SessionError)("SESSION_OWNED", text)
 
 
 def _refusal_of(server: str, problem: Problem, shown: Shown) -> BadRequest | SessionError | None:
@@ -349,7 +345,7 @@ def _refusal_of(server: str, problem: Problem, shown: Shown) -> BadRequest | Ses
     if problem["status"] == HTTPStatus.UNAUTHORIZED or kind == FORBIDDEN:
         return _denial_of(server, problem, shown)
     if kind == SESSION_OWNED:
-        return _owned(str(problem.get("detail")))
+        return SessionOwned("SESSION_OWNED", str(problem.get("detail")).removeprefix("SESSION_OWNED: "))
     if kind == TLS_REQUIRED:
         return BadRequest({**problem, "detail": f"{server} speaks TLS; give its CA with --ca, QUIRE_CA or ca="})
     return None

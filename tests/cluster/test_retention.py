@@ -238,8 +238,9 @@ async def test_a_stream_holds_the_log_up_to_a_limit_and_a_slower_follower_gets_a
     gate = Gate(addresses[0])
     server = await asyncio.start_server(gate.serve, "127.0.0.1", 0)
     relayed = "{}:{}".format(*server.sockets[0].getsockname()[:2])
-    settings = SETTINGS | {"snapshot_log_bytes": 0, "stream_window_bytes": SEGMENT_BYTES, "addresses": addresses}
+    settings: dict[str, Any] = SETTINGS | {"snapshot_log_bytes": 0, "stream_window_bytes": SEGMENT_BYTES}
     settings |= {"retention_bytes": SEGMENT_BYTES, "retention_follower_bytes": 4 * SEGMENT_BYTES}
+    settings["addresses"] = addresses
     async with running_cluster(tmp_path, 3, {"n3": {"n1": relayed}}, **settings) as cluster:
         leader = cluster.nodes["n1"].node
         gate.opened.clear()
