@@ -11,7 +11,7 @@ import pytest_asyncio
 from aiohttp import WSServerHandshakeError
 
 from quire.cluster.access.roles import Role
-from quire.cluster.client import BadRequest, SessionOwned, connect
+from quire.cluster.client import SessionOwned, connect
 from quire.log import FEATURES, SESSION_OWNERS, pack
 from tests.cluster.acting import Acting
 from tests.cluster.conditions import held
@@ -199,7 +199,7 @@ async def test_a_client_gets_the_reason_and_does_not_repeat_the_request(cluster:
                     await client.apply(["add", 1])
             with pytest.raises(SessionOwned):
                 await client.session()
-            with pytest.raises(BadRequest, match="belongs to 'alice'"):
+            with pytest.raises(SessionOwned, match="belongs to 'alice'"):
                 await client.close_session(session)
     assert await end_of_log(cluster) == before + 3, "only the openings are in the log, each once"
 
