@@ -7,7 +7,6 @@ at once after a server refused what it held. A file that is missing or half writ
 """
 
 import logging
-import re
 import ssl
 import stat
 import time
@@ -18,8 +17,8 @@ from typing import Generic, TypeVar
 
 from ..errors import ClusterError
 from .tls import ClientTls, TlsRefused, load_client_tls
+from .tokens import TOKEN_TEXT
 
-TOKEN_TEXT = re.compile(r"quire_[A-Za-z0-9_-]{43}")
 MAX_TOKEN_FILE_BYTES = 64 << 10
 LOOK_EVERY_S = 1.0
 SETTLING_S = 10.0  # How long after a new token a 401 may only mean that the server has not read its own file yet.

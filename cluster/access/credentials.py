@@ -18,8 +18,9 @@ from aiohttp import web
 
 from quire.replication.net.trust import dialling
 
+from ..errors import ClusterError
 from .tls import Tls, TlsFiles, TlsRefused, load_tls, name_of_node, node_in
-from .tokens import TokenFile, TokensRefused, read_tokens
+from .tokens import TokenFile, read_tokens
 
 LOOK_S = 0.5
 """How often the files' times and sizes are looked at: a revoked token ends its streams within a second."""
@@ -100,7 +101,7 @@ class Credentials:
         self._seen = seen  # Before they are read: a change meanwhile is one more.
         try:
             read = await asyncio.to_thread(self._read)
-        except (TlsRefused, TokensRefused) as error:
+        except (ClusterError, OSError, ValueError) as error:  # ssl and its parsers have more than one kind.
             self._refusal = f"{error}; what was read before stays in force"
             log.warning("certificates or tokens were not read again", why=str(error))
         else:

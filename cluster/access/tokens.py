@@ -29,6 +29,7 @@ from .roles import Role
 
 PREFIX = "quire_"
 TOKEN_BYTES = 32
+TOKEN_TEXT = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}")
 TOKEN_ROLES = {role.word: role for role in (Role.READ, Role.WRITE, Role.ADMIN)}
 MAX_TOKENS = 1000
 MAX_FILE_BYTES = 1024 * 1024

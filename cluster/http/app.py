@@ -191,7 +191,7 @@ def errors_as_problems(known_headers: frozenset[str]) -> Middleware:
                 authorization.admit(request)
                 _refuse_headers(request, known_headers)
                 response = await handler(request)
-                authorization.check_again(request)
+                authorization.check_again(request, response)
             else:
                 response = preflight
         except EXPECTED_ERRORS as error:

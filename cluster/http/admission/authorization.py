@@ -20,7 +20,7 @@ from aiohttp.typedefs import Handler
 from ...access.audit import Audit
 from ...access.credentials import LOOK_S, Credentials
 from ...access.roles import Role
-from ...access.tokens import PREFIX, Token
+from ...access.tokens import PREFIX, TOKEN_TEXT, Token
 from ...errors import Forbidden, HostRefused, Malformed, OriginRefused, SessionOwned, Unauthorized
 from ..request import REQUEST_ID_KEY, waits_on_purpose
 from .connections import peer_of
@@ -122,7 +122,7 @@ class Authorization:
             Unauthorized, Forbidden: nothing was done.
             Malformed: its URL has a token in it.
         """
-        if request.query_string and (PREFIX in request.query_string or TOKEN_PARAMETERS & set(request.query)):
+        if _has_token(request):
             raise Malformed(
                 "a URL must not hold a token, since URLs are logged on the way; revoke that token, and send the new "
                 "one in the header Authorization"
@@ -173,9 +173,9 @@ class Authorization:
             return True
         return self.credentials.tokens.has(caller.token) and not caller.token.is_expired(time.time())
 
-    def check_again(self, request: web.Request) -> None:
+    def check_again(self, request: web.Request, response: web.StreamResponse) -> None:
         """Check, before a request that has waited is answered, that its token is still one. Raises Unauthorized."""
-        if waits_on_purpose(request) and not self.is_allowed(request):
+        if not response.prepared and waits_on_purpose(request) and not self.is_allowed(request):
             raise Unauthorized(self._title, "does not take that token any more", shown=True)
 
     # The audit log
@@ -191,6 +191,12 @@ class Authorization:
         if isinstance(error, Refusal):
             who = caller_of(request).name or NOBODY
             self._audit.refused(who, _address(request), _what(request), name, request[REQUEST_ID_KEY])
+
+
+def _has_token(request: web.Request) -> bool:
+    """Whether the URL holds a token, or a parameter that is meant for one."""
+    is_named = bool(request.query_string) and not TOKEN_PARAMETERS.isdisjoint(request.query)
+    return is_named or (PREFIX in request.raw_path and TOKEN_TEXT.search(request.raw_path) is not None)
 
 
 def _what(request: web.Request) -> str:

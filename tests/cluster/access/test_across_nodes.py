@@ -144,7 +144,13 @@ async def test_each_admin_call_each_refusal_and_a_token_s_first_use_is_a_line(lo
 async def test_no_token_is_in_the_journal_or_in_an_answer(locked: Locked, lines: Lines) -> None:
     text = locked.tokens["write"]
     told: list[str] = []
-    for path in (f"/status?token={text}", f"/records?from={text}", f"/status?x={text}", "/status?access_token=x"):
+    for path in (
+        f"/status?token={text}",
+        f"/records?from={text}",
+        f"/records/{text}",
+        f"/status?x={text}",
+        "/status?access_token=x",
+    ):
         reply = await locked.ask("n1", "GET", path, "write")
         assert (reply.status, reply.problem) == (400, "malformed")
         assert "must not hold a token" in reply.document["detail"]
@@ -155,6 +161,10 @@ async def test_no_token_is_in_the_journal_or_in_an_answer(locked: Locked, lines:
 
     assert text not in f"{told} {lines}"
     assert text not in repr(locked.cluster.nodes["n1"].node.credentials.tokens)
+
+
+async def test_a_name_that_only_begins_as_a_token_does_is_no_token(locked: Locked) -> None:
+    assert (await locked.ask("n1", "GET", "/sessions?prefix=quire_billing", "read")).status == 200
 
 
 async def test_a_member_that_shows_another_s_certificate_is_refused_and_told_of(locked: Locked) -> None:
