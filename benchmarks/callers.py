@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, cast
 
+from quire.cluster.access.client_credentials import Shown
+
 FINAL_BINARY = 0x82
 CLOSE = 0x88
 MASKED = 0x80
@@ -18,6 +20,8 @@ NO_MASK = bytes(4)  # A mask of zeros is valid and leaves the payload as it is.
 TWO_BYTES, EIGHT_BYTES = 126, 127
 ANSWER_TIMEOUT_S = 60.0
 WARM_S = 0.5
+
+PLAIN = Shown()
 
 Watch = Callable[[], None]
 
@@ -53,12 +57,12 @@ class Measured(NamedTuple):
 class Caller(asyncio.Protocol):
     """A connection to a WebSocket."""
 
-    def __init__(self, host: str, path: str, messages: Messages) -> None:
+    def __init__(self, host: str, path: str, messages: Messages, shown: Shown) -> None:
         loop = asyncio.get_running_loop()
         self.opened: asyncio.Future[None] = loop.create_future()
         self.idle: asyncio.Future[None] = loop.create_future()
         self.waits_s: list[float] = []
-        self._host, self._path, self._messages = host, path, messages
+        self._host, self._path, self._messages, self._shown = host, path, messages, shown
         self._sent: deque[float] = deque()
         self._received = b""
         self._stopping = False
@@ -72,6 +76,7 @@ class Caller(asyncio.Protocol):
     def _upgrade(self) -> None:
         key = base64.b64encode(os.urandom(16)).decode()
         lines = [f"GET {self._path} HTTP/1.1", f"Host: {self._host}", "Upgrade: websocket", "Connection: Upgrade"]
+        lines += [f"{name}: {value}" for name, value in self._shown.headers.items()]
         lines += [f"Sec-WebSocket-Key: {key}", "Sec-WebSocket-Version: 13", "", ""]
         self._transport.write("\r\n".join(lines).encode())
 
@@ -150,11 +155,17 @@ class Caller(asyncio.Protocol):
 
 
 async def measure(
-    host: str, port: int, callers: Sequence[tuple[str, Messages]], depth: int, seconds: float, watch: Watch
+    host: str,
+    port: int,
+    callers: Sequence[tuple[str, Messages]],
+    depth: int,
+    seconds: float,
+    watch: Watch,
+    shown: Shown = PLAIN,
 ) -> Measured:
     """Run callers, each given as a path and its messages, for `seconds` after a warm-up of WARM_S.
 
-    `watch` is called at the start and at the end of the measurement.
+    `watch` is called at the start and at the end of the measurement. `shown` is what each caller shows and demands.
 
     Raises:
         CallFailed: a caller got a wrong answer or none.
@@ -162,7 +173,10 @@ async def measure(
     loop = asyncio.get_running_loop()
     opened: list[Caller] = []
     for path, messages in callers:
-        _, caller = await loop.create_connection(_maker(host, path, messages), host, port)
+        maker = _maker(host, path, messages, shown)
+        _, caller = await loop.create_connection(
+            maker, host, port, ssl=shown.context, server_hostname=shown.server_name
+        )
         await caller.opened
         opened.append(caller)
     for caller in opened:
@@ -186,5 +200,5 @@ async def measure(
     return Measured(len(waits), took, sorted(waits))
 
 
-def _maker(host: str, path: str, messages: Messages) -> Callable[[], Caller]:
-    return lambda: Caller(host, path, messages)
+def _maker(host: str, path: str, messages: Messages, shown: Shown) -> Callable[[], Caller]:
+    return lambda: Caller(host, path, messages, shown)

@@ -26,12 +26,13 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from quire.cluster.access.client_credentials import Shown
 from quire.cluster.client import Client, connect
 from quire.cluster.demo.nodes import DemoNodes
 from quire.log import pack, unpack
 from quire.log.packing import array_head
 
-from .callers import WARM_S, CallFailed, Measured, measure
+from .callers import PLAIN, WARM_S, CallFailed, Measured, measure
 from .spent import Spent
 
 COMMANDS = (["add", "3.25"], ["sub", 2], ["mul", "1.5"], ["div", "1.5"], ["add", 7], ["sub", "8.25"])
@@ -85,24 +86,31 @@ class Batches:
 
 
 class Cluster:
-    """The measurements on three nodes, each of which takes `seconds`."""
+    """The measurements on three nodes, each of which takes `seconds`.
 
-    def __init__(self, nodes: DemoNodes, leader_id: str, seconds: float) -> None:
+    `shown` is what the callers of `streams` show; the other measurements are of nodes that speak plain HTTP.
+    """
+
+    def __init__(self, nodes: DemoNodes, leader_id: str, seconds: float, shown: Shown = PLAIN) -> None:
         self.address = nodes.addresses[leader_id]
         self.seconds = seconds
         self.spent = Spent({("leader" if node == leader_id else node): pid for node, pid in nodes.process_ids.items()})
         self._servers = nodes.servers
+        self._shown = shown
 
     async def streams(self, name: str, goal: str, callers: int, commands: int, depth: int) -> Figure:
         """Callers with a stream and a session each, and `depth` messages of `commands` in flight."""
-        async with aiohttp.ClientSession(f"http://{self.address}") as http:
+        shown = self._shown
+        context, server_name = shown.context or True, shown.server_name
+        async with aiohttp.ClientSession(headers=shown.headers) as http:
             paths = []
+            url = shown.url(self.address, "/sessions")
             for _ in range(callers):
-                async with http.post("/sessions", json={}) as reply:
+                async with http.post(url, json={}, ssl=context, server_hostname=server_name) as reply:
                     paths.append(f"/commands/stream?session={(await reply.json())['session']}")
         host, _, port = self.address.rpartition(":")
         calling = [(path, Batches(commands)) for path in paths]
-        measured = await measure(host, int(port), calling, depth, self.seconds, self.spent.watch)
+        measured = await measure(host, int(port), calling, depth, self.seconds, self.spent.watch, shown)
         return self._figure(name, goal, measured, commands)
 
     async def pipelined(self, name: str, goal: str) -> Figure:
