@@ -54,9 +54,15 @@ PING_S = 30.0  # On a slow link a pong may wait for seconds behind a full window
 Then = Callable[[], None]
 
 FRAME_HEAD_BYTES = 14  # Of a WebSocket's frame, at most.
+RECORD_BYTES, RECORD_HEAD_BYTES = 16 << 10, 22  # What a record of TLS 1.3 holds, and what it adds (RFC 8446, 5.2).
 LOW_PART = 4  # A full buffer takes more once it holds no more than this part of its limit.
 FOLLOWER_BUFFER_BYTES = 64 << 10  # Acks are short.
 LEADER_BUFFER_BYTES = 2 * SHIPMENT_BYTES
+
+
+def sent_bytes(size: int) -> int:
+    """At most so many bytes are sent for a message: its frame's head may be a TLS record of its own."""
+    return size + FRAME_HEAD_BYTES + (size // RECORD_BYTES + 2) * RECORD_HEAD_BYTES
 
 
 class Sink(Protocol):
@@ -121,7 +127,7 @@ class Outbox:
         if self._buffer is None:
             return False
         held = self._buffer.get_write_buffer_size()
-        return held <= self._buffer_bytes // LOW_PART and held + size + FRAME_HEAD_BYTES <= self._buffer_bytes
+        return held <= self._buffer_bytes // LOW_PART and held + sent_bytes(size) < self._buffer_bytes
 
     def when_taken(self, then: Then) -> None:
         """Call `then` once the transport has taken everything sent so far."""

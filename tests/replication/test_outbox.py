@@ -4,17 +4,23 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import uvloop
 from aiohttp import ClientSession, ClientWebSocketResponse, web
 from aiohttp.test_utils import TestServer
 
-from quire.replication.net.streams import FRAME_HEAD_BYTES, LOW_PART, Outbox
+from quire.cluster.access.tls import Tls
+from quire.replication.net.streams import FRAME_HEAD_BYTES, LOW_PART, Outbox, sent_bytes
+from tests.processes.locked import locked_files
 
 DEADLINE_S = 30.0
 MESSAGE_BYTES = 1 << 16
 BUFFER_BYTES = 2 * MESSAGE_BYTES
+SMALL_BYTES = 10_000
+MOST_BYTES = next(size for size in range(BUFFER_BYTES, 0, -1) if sent_bytes(size) < BUFFER_BYTES)
+"""The longest message that an empty buffer takes."""
 
 
 @dataclass
@@ -52,7 +58,7 @@ class Ends:
 
 
 @asynccontextmanager
-async def ends() -> AsyncGenerator[Ends]:
+async def ends(tls: Tls | None = None) -> AsyncGenerator[Ends]:
     opened: asyncio.Future[web.WebSocketResponse] = asyncio.get_running_loop().create_future()
     closing, transports = asyncio.Event(), list[asyncio.Transport]()
 
@@ -67,10 +73,13 @@ async def ends() -> AsyncGenerator[Ends]:
 
     app = web.Application()
     app.router.add_get("/", serve)
+    context, name = (True, None) if tls is None else (tls.dialling, tls.node_name)
+    server = TestServer(app, scheme="http" if tls is None else "https")
+    await server.start_server(ssl=None if tls is None else tls.peers)
     async with (
-        TestServer(app) as server,
+        server,
         ClientSession() as session,
-        session.ws_connect(server.make_url("/"), max_msg_size=0) as other,
+        session.ws_connect(server.make_url("/"), max_msg_size=0, ssl=context, server_hostname=name) as other,
     ):
         socket = await opened
         outbox = Outbox(socket, transports[0], BUFFER_BYTES)
@@ -147,8 +156,8 @@ async def test_while_messages_wait_another_task_may_wait_for_room_on_the_same_co
 @pytest.mark.parametrize(
     ("held", "size", "is_queued"),
     [
-        (0, BUFFER_BYTES - FRAME_HEAD_BYTES, False),
-        (0, BUFFER_BYTES - FRAME_HEAD_BYTES + 1, True),
+        (0, MOST_BYTES, False),
+        (0, MOST_BYTES + 1, True),
         (BUFFER_BYTES // LOW_PART, 1, False),
         (BUFFER_BYTES // LOW_PART + 1, 1, True),
     ],
@@ -158,6 +167,27 @@ async def test_a_message_is_queued_if_it_may_have_to_wait_for_room(held: int, si
         outbox = Outbox(it.socket, Holding(held), BUFFER_BYTES)
         outbox.send(bytes(size))
         assert (outbox.waiting_bytes > 0) == is_queued
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_message_for_which_there_is_just_no_room_once_it_is_encrypted_is_queued(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path
+) -> None:
+    async def fill_up() -> None:
+        async with ends(locked_files(tmp_path / "locked", ["n1"]).contexts("n1")) as it:
+            count = 0
+            while not it.transport.get_write_buffer_size():  # The kernel takes no more, and neither does what is below.
+                it.outbox.send(bytes(SMALL_BYTES))
+                count += 1
+                await asyncio.sleep(0)
+            room = BUFFER_BYTES - it.transport.get_write_buffer_size() - FRAME_HEAD_BYTES
+            it.outbox.send(bytes(room))
+
+            received = [len(await it.other.receive_bytes()) for _ in range(count + 1)]
+        assert received == [SMALL_BYTES] * count + [room]
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(fill_up())
 
 
 async def test_queued_messages_can_be_dropped_for_a_newer_one() -> None:
