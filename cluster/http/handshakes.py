@@ -181,4 +181,4 @@ def _reason_of(error: Exception) -> str:
             said = alert["said"].replace("_", " ").lower()
             return f"it refuses the certificate of this node: {said}" if said in OF_THIS_NODE else f"it says: {said}"
         case _:
-            return "it closed the connection during the handshake"
+            return "it closed the connection during the handshake; perhaps it does not trust this node's certificate"
