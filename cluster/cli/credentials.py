@@ -1,7 +1,6 @@
 """`quire secret` and `quire token`: the files by which nodes know each other, and clients."""
 
 import re
-import sys
 import time
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -13,7 +12,6 @@ import typer
 from ..access.roles import Role
 from ..access.tokens import NEVER, Token, TokensRefused, add_token, expiry_text, read_tokens, renew_token, revoke_token
 from ..config.secret_file import write_new_secret
-from ..terminal import escaped
 from .connection import Json, fail_usage
 from .output import Exit, complain, say, to_json
 
@@ -131,7 +129,7 @@ def _say_token(file: Path, name: str, text: str, *, as_json: bool) -> None:
         say(to_json({"name": name, "role": role, "expires": expires, "token": text}))
         return
     note = f"{file} has the token {name} now ({role}, expires: {expires}). Copy it to every node first."
-    print(escaped(f"{note} The token is shown this once:"), file=sys.stderr, flush=True)
+    complain(f"{note} The token is shown this once:")
     say(text)
 
 

@@ -161,7 +161,7 @@ async def test_a_machine_that_fails_in_the_replay_of_a_start_is_told_in_the_same
         with capture_logs() as journal:
             await cluster.restart("n1")
             node = cluster.nodes["n1"].node
-            while node.components.applying.applier.failure is None:
+            while not any(line["event"] == "the machine has failed" for line in journal):
                 await cluster.ask("n1", "GET", "/healthz")
         assert not_ready_reasons(node)[0] == before
         assert [line["reason"] for line in journal if line["event"] == "the machine has failed"] == [before]

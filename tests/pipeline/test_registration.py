@@ -18,7 +18,7 @@ from quire.pipeline.source.registration import check_workers
 from tests.pipeline.logs import append_and_flush, writing
 from tests.pipeline.sessions import TOP
 
-HEAVY = ("aiohttp", "numpy", "orjson", "pandas", "pyarrow", "quire.cluster", "quire.log")
+HEAVY = ("aiohttp", "numpy", "orjson", "pandas", "pyarrow", "quire.cluster.client", "quire.log")
 
 
 @pytest.fixture
