@@ -211,6 +211,7 @@ class Node:
         try:
             if self.shown.context is not None:
                 plain = socket.create_connection((host, int(port)), CALL_TIMEOUT_S)
+                plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # As http.client does.
                 connection.sock = self.shown.context.wrap_socket(plain, server_hostname=self.shown.server_name)
             connection.request(method, path, body, {**self.shown.headers, **(headers or {})})
             answer = connection.getresponse()
