@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from ..errors import ClusterError
+from .files import read_bounded
 from .tls import ClientTls, TlsRefused, load_client_tls
 from .tokens import TOKEN_TEXT
 
@@ -172,12 +173,12 @@ class _Followed(Generic[Content]):
             return False
         return True
 
-    def _stamped(self) -> tuple[int, int, int] | None:
+    def _stamped(self) -> tuple[int, int, int, int] | None:
         try:
             found = self._path.stat()
         except OSError:
             return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _read_token(path: Path) -> str:
@@ -187,8 +188,7 @@ def _read_token(path: Path) -> str:
             "write another into a file that only you may read"
         )
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_TOKEN_FILE_BYTES)
+        data, _ = read_bounded(path, MAX_TOKEN_FILE_BYTES)  # It refuses a pipe, on which the client's loop would wait.
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise TokenRefused(f"token file {path} cannot be read: {why}; correct the path or its mode") from None

@@ -1,7 +1,8 @@
 """What a server proves and asks for: its certificates and its tokens, as they are in their files now.
 
-The files are read again when one of them changes, and on SIGHUP. Each reading makes everything anew, or nothing: if a
-file is half written, or does not belong to the others, what was read before stays in force, and an alarm says so.
+The files are read again when one of them changes, and on SIGHUP. The certificates are made anew together, or not at
+all, and so are the tokens: if a file is half written, or does not belong to the others, what was read before stays in
+force, and an alarm says so until a later reading succeeds.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from ssl import SSLContext
 
@@ -24,11 +25,21 @@ from .tokens import TokenFile, read_tokens
 
 LOOK_S = 0.5
 """How often the files' times and sizes are looked at: a revoked token ends its streams within a second."""
+READ_TIMEOUT_S = 10.0
 EXPIRY_ALARM_S = 30 * 86_400.0
+STAYS = "what was read before stays in force"
+UNEQUAL = (
+    "{} refuses a token that this node accepts: their token files differ; give every node the same file, and use a new "
+    "token only then"
+)
 
-Seen = tuple[tuple[int, int, int], ...]
+Seen = tuple[tuple[int, int, int, int], ...]
 
 log = structlog.get_logger(__name__)
+
+
+class CredentialsRefused(ClusterError):
+    """The certificates or the tokens cannot be used; the text says which, why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +56,16 @@ class CredentialFiles:
         return tls if self.tokens is None else (*tls, self.tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What is in force after a reading: what was read, or what was before; and why some of it was not read."""
+
+    tls: Tls | None
+    tokens: TokenFile | None
+    refusals: list[str]
+    seen: Seen = ()
+
+
 class Credentials:
     """A server's certificates and tokens. One event loop. Implements `quire.replication.net.trust.Certificates`."""
 
@@ -52,19 +73,25 @@ class Credentials:
         """Read the files. `node_id` is the node that the certificate must be issued to.
 
         Raises:
-            TlsRefused, TokensRefused: they cannot be used.
+            CredentialsRefused: they cannot be used.
         """
         self._files = files or CredentialFiles()
         self._node_id = node_id
         self._seen = self._look()
         self.tls: Tls | None = None
         self.tokens: TokenFile | None = None
-        self._refusal: str | None = None
-        self._unequal: dict[str, str] = {}
+        self._refusals: list[str] = []
+        self._unequal: dict[str, set[str]] = {}
+        self._looking: asyncio.Future[_Read | None] | None = None
         self._changed: list[Callable[[], None]] = []
         self._distrusted: list[Callable[[Tls], None]] = []
         self._due = asyncio.Event()
-        self._take(*self._read())
+        self.distrusts = 0
+        """How many times a CA was trusted no more."""
+        read = self._read()
+        if read.refusals:
+            raise CredentialsRefused("; ".join(read.refusals))
+        self._take(read)
 
     @property
     def has_files(self) -> bool:
@@ -84,53 +111,91 @@ class Credentials:
         self._due.set()
 
     async def watch(self) -> None:
-        """Read the files again when they change, until cancelled."""
+        """Read the files again when they change, until cancelled. Nothing that is wrong with them ends it."""
         while self.has_files:
             try:
                 async with asyncio.timeout(LOOK_S):
                     await self._due.wait()
-                asked = True
             except TimeoutError:
-                asked = False
+                pass
+            try:
+                async with asyncio.timeout(READ_TIMEOUT_S):
+                    await self._read_if_due()
+            except TimeoutError:
+                self._refuse(
+                    [f"the files of certificates and tokens cannot be read within {READ_TIMEOUT_S:g} s; {STAYS}"]
+                )
+            except Exception as error:
+                log.exception("certificates or tokens were not read again")
+                self._refuse([f"certificates or tokens were not read again: {error!r}; {STAYS}"])
+
+    async def _read_if_due(self) -> None:
+        """Read again what has changed, was refused, or is asked for. One thread reads at a time, even if it hangs."""
+        asked = self._due.is_set()
+        if self._looking is None:
             self._due.clear()
-            seen = await asyncio.to_thread(self._look)
-            if asked or seen != self._seen:
-                await self._read_again(seen)
-
-    async def _read_again(self, seen: Seen) -> None:
-        self._seen = seen  # Before they are read: a change meanwhile is one more.
+            self._looking = asyncio.ensure_future(asyncio.to_thread(self._look_and_read, asked or bool(self._refusals)))
         try:
-            read = await asyncio.to_thread(self._read)
+            found = await asyncio.shield(self._looking)
+        except asyncio.CancelledError:
+            raise  # It took too long: the next turn waits for the same reading.
+        except BaseException:
+            self._looking = None
+            raise
+        self._looking = None
+        if found is not None:
+            self._take_again(found)
+
+    def _look_and_read(self, due: bool) -> "_Read | None":
+        seen = self._look()
+        if not due and seen == self._seen:
+            return None
+        return replace(self._read(), seen=seen)  # Looked at before it was read: a change meanwhile is one more.
+
+    def _take_again(self, read: "_Read") -> None:
+        self._seen = read.seen
+        self._take(read)
+        if read.refusals:
+            self._refuse([f"{refusal}; {STAYS}" for refusal in read.refusals])
+            return
+        log.info("certificates and tokens were read again")
+        self._refusals = []
+        self._unequal.clear()
+        self._tell()
+
+    def _refuse(self, refusals: list[str]) -> None:
+        if refusals != self._refusals:
+            self._refusals = refusals
+            self._tell()
+
+    def _read(self) -> "_Read":
+        """Both, each by itself: a certificate that has expired must not keep a revoked token in force."""
+        files, tls, tokens, refusals = self._files, self.tls, self.tokens, list[str]()
+        try:
+            tls = None if files.tls is None else self._same_node(load_tls(files.tls, self._node_id))
         except (ClusterError, OSError, ValueError) as error:  # ssl and its parsers have more than one kind.
-            self._refusal = f"{error}; what was read before stays in force"
-            log.warning("certificates or tokens were not read again", why=str(error))
-        else:
-            self._take(*read)
-            self._refusal = None
-            self._unequal.clear()
-            log.info("certificates and tokens were read again")
-        for changed in self._changed:
-            changed()
+            refusals.append(str(error))
+        try:
+            tokens = None if files.tokens is None else read_tokens(files.tokens)
+        except (ClusterError, OSError, ValueError) as error:
+            refusals.append(str(error))
+        return _Read(tls, tokens, refusals)
 
-    def _read(self) -> tuple[Tls | None, TokenFile | None]:
-        files = self._files
-        tls = None if files.tls is None else load_tls(files.tls, self._node_id)
-        if (
-            tls is not None
-            and self.tls is not None
-            and (tls.cluster, tls.node_id) != (self.tls.cluster, self.tls.node_id)
-        ):
+    def _same_node(self, tls: Tls) -> Tls:
+        old = self.tls
+        if old is not None and (tls.cluster, tls.node_id) != (old.cluster, old.node_id):
             raise TlsRefused(
-                f"the new certificate is of {tls.node_id} of the cluster {tls.cluster}, and this is {self.tls.node_id} "
-                f"of the cluster {self.tls.cluster}; stop this process before it becomes another"
+                f"the new certificate is of {tls.node_id} of the cluster {tls.cluster}, and this is {old.node_id} of "
+                f"the cluster {old.cluster}; stop this process before it becomes another"
             )
-        return tls, None if files.tokens is None else read_tokens(files.tokens)
+        return tls
 
-    def _take(self, tls: Tls | None, tokens: TokenFile | None) -> None:
-        old, self.tls, self.tokens = self.tls, tls, tokens
-        if old is not None and tls is not None and not old.ca_digests <= tls.ca_digests:
+    def _take(self, read: "_Read") -> None:
+        old, self.tls, self.tokens = self.tls, read.tls, read.tokens
+        if old is not None and read.tls is not None and not old.ca_digests <= read.tls.ca_digests:
+            self.distrusts += 1
             for distrusted in self._distrusted:
-                distrusted(tls)
+                distrusted(read.tls)
 
     def _look(self) -> Seen:
         return tuple(_fingerprint_of(path) for path in self._files.paths)
@@ -160,16 +225,16 @@ class Credentials:
 
     # Alarms
 
-    def answered(self, node_id: str, *, refuses: bool) -> None:
-        """Note whether another node refuses a token that this node accepts: then their token files differ."""
-        if refuses:
-            if node_id not in self._unequal:
-                self._unequal[node_id] = (
-                    f"{node_id} refuses a token that this node accepts: their token files differ; give every node the "
-                    "same file, and use a new token only then"
-                )
-                self._tell()
-        elif self._unequal and self._unequal.pop(node_id, None) is not None:
+    def answered(self, node_id: str, token: str, *, refuses: bool) -> None:
+        """Note whether another node refuses a token of this name, which this node accepts: then their files differ."""
+        names = self._unequal.get(node_id)
+        if refuses and (names is None or token not in names):
+            self._unequal.setdefault(node_id, set()).add(token)
+            self._tell()
+        elif not refuses and names is not None and token in names:
+            names.remove(token)
+            if not names:
+                del self._unequal[node_id]
             self._tell()
 
     def _tell(self) -> None:
@@ -178,22 +243,27 @@ class Credentials:
 
     def alarms(self) -> list[str]:
         """What an operator must do about the certificates and the tokens."""
-        found = [] if self._refusal is None else [self._refusal]
+        found = list(self._refusals)
         if self.tokens is not None and self.tokens.alarm is not None:
             found.append(self.tokens.alarm)
         if self.tls is not None:
             renew = f"run `quire certs node DIR {self.tls.node_id}` and copy"
             found += _expiry("this server's certificate", self.tls.expires_at, renew)
             found += _expiry("a CA's certificate", self.tls.ca_expires_at, "renew the CA (deploy/runbook.md) and copy")
-        return [*found, *self._unequal.values()]
+        return [*found, *(UNEQUAL.format(node_id) for node_id in self._unequal)]
 
 
-def _fingerprint_of(path: Path) -> tuple[int, int, int]:
+def _fingerprint_of(path: Path) -> tuple[int, int, int, int]:
     try:
         status = os.stat(path)
     except OSError:
-        return (0, 0, 0)
-    return (status.st_ino, status.st_size, status.st_mtime_ns)
+        return (0, 0, 0, 0)
+    return (
+        status.st_ino,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+    )  # The last one changes with the mode.
 
 
 def _expiry(what: str, expires_at: float, advice: str) -> list[str]:

@@ -95,6 +95,11 @@ def node_in(certificate: Certificate | None, cluster: str) -> str | None:
     return nodes[0] if len(nodes) == 1 and name_of_cluster(cluster) in names and "." not in nodes[0] else None
 
 
+def expiry_of(certificate: Certificate) -> float:
+    """When a verified certificate expires, in Unix seconds."""
+    return float(ssl.cert_time_to_seconds(str(certificate["notAfter"])))
+
+
 def load_tls(files: TlsFiles, node_id: str | None = None) -> Tls:
     """The contexts from a node's files. They are checked against each other, as a peer would check them.
 
@@ -128,8 +133,8 @@ def load_tls(files: TlsFiles, node_id: str | None = None) -> Tls:
         clients,
         peers,
         dialling,
-        _expiry_of(certificate),
-        min(_expiry_of(each) for each in dialling.get_ca_certs()),
+        expiry_of(certificate),
+        min(expiry_of(each) for each in dialling.get_ca_certs()),
         frozenset(hashlib.sha256(each).digest() for each in dialling.get_ca_certs(binary_form=True)),
         frozenset(_dns_names(certificate)),
     )
@@ -251,7 +256,3 @@ def _dns_names(certificate: Certificate) -> list[str]:
 
 def _names_of_subject(certificate: Certificate) -> list[str]:
     return [text for kind, text in _pairs(certificate.get("subject")) if kind == "commonName"]
-
-
-def _expiry_of(certificate: Certificate) -> float:
-    return float(ssl.cert_time_to_seconds(str(certificate["notAfter"])))

@@ -1,5 +1,6 @@
 """The entry point. `quire serve` bypasses typer and rich, which a node never needs."""
 
+import signal
 import sys
 from importlib import import_module
 from typing import NoReturn
@@ -8,6 +9,7 @@ from typing import NoReturn
 def main() -> NoReturn:
     """Run the command that the process's arguments name, and exit with its code."""
     if sys.argv[1:2] == ["serve"]:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # A reload during the start ends no node.
         _import_structlog_without_rich()
         from ..serve.node_service import serve  # noqa: PLC0415
 

@@ -25,6 +25,7 @@ from ..errors import LeaderUnreachable, NoLeader, NotLeader, OutcomeUnknown, Ove
 from ..node.components import NodeView
 from ..outgoing import send_once, sendable
 from .admission.admission import ADMISSION
+from .admission.authorization import caller_of
 from .admission.slow_callers import CLOSE_TIMEOUT_S, PIECE_BYTES, close, done_or_stalled
 from .admission.streams import OpenStream, StreamLimit
 from .request import FORWARDED, REQUEST_ID, REQUEST_ID_KEY, SEQUENCE, SESSION, RateLimitedLog
@@ -132,8 +133,8 @@ class LeaderHop:
                 ) as response,
             ):
                 content = await _held_content(request, response, writes=writes)
-                if node.credentials.tokens is not None:
-                    node.credentials.answered(leader, refuses=_refuses_token(response.status, content))
+                if (token := caller_of(request).name) is not None:
+                    node.credentials.answered(leader, token, refuses=_refuses_token(response.status, content))
                 kept = {name: value for name, value in response.headers.items() if _is_kept(name)}
                 return web.Response(status=response.status, body=content, headers=kept)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
@@ -170,6 +171,9 @@ class LeaderHop:
             NoLeader, LeaderUnreachable: the stream was not opened.
         """
         leader, url, context, name = self._leader_at(request)
+        credentials, may_open = self._node.credentials, slot.is_allowed
+        distrusts = credentials.distrusts
+        slot.is_allowed = lambda: may_open() and credentials.distrusts == distrusts  # The leader proves itself anew.
         try:
             async with asyncio.timeout(self._node.config.request_timeout_ms / 1000):
                 # No size limit: a message of the leader's is as long as its machine's results are.

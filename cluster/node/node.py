@@ -33,7 +33,7 @@ class Node:
 
         Raises:
             MachineError: the machine cannot be loaded, or does not take the initial value.
-            TlsRefused, TokensRefused: the certificates or tokens cannot be used.
+            CredentialsRefused: the certificates or tokens cannot be used.
         """
         machine = load_machine(config.machine)
         self.config = config

@@ -130,6 +130,7 @@ async def _serve(make: Callable[[], Service], listen_on: str, data_dir: Path) ->
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    reload = _Reload(loop)
     files = _raise_files_limit()  # First: the log opens as many segments as the limit allows.
     listening = listen(listen_on)
     try:
@@ -141,8 +142,7 @@ async def _serve(make: Callable[[], Service], listen_on: str, data_dir: Path) ->
     turns = Turns()
     runner = web.AppRunner(service.app(connections, turns), shutdown_timeout=SHUTDOWN_TIMEOUT_S)
     credentials = service.credentials
-    if credentials.has_files:  # Otherwise a lost terminal ends the process, as it ends others.
-        loop.add_signal_handler(signal.SIGHUP, credentials.reload)
+    reload.begin(credentials, stop)
     listener = await serve_app(runner, connections, listening, lambda: credentials.tls)
     collecting = asyncio.create_task(collect_forever(Collector()), name="collector")
     turns.start(lambda: service.is_ready)
@@ -156,6 +156,29 @@ async def _serve(make: Callable[[], Service], listen_on: str, data_dir: Path) ->
     failure = await service.stop(runner.cleanup)
     log.info("stopped")
     return 0 if failure is None else _refuse([failure], Exit.FAILED)
+
+
+class _Reload:
+    """What SIGHUP does: it has the files read again. Without such files, a lost terminal stops the process.
+
+    A signal that comes while the process starts counts once it has started: it must not end a node that a service
+    manager tells to reload.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._was_asked = False
+        loop.add_signal_handler(signal.SIGHUP, self._ask)
+
+    def _ask(self) -> None:
+        self._was_asked = True
+
+    def begin(self, credentials: Credentials, stop: asyncio.Event) -> None:
+        """Handle signals from now on, and the one that came before."""
+        handler = credentials.reload if credentials.has_files else stop.set
+        self._loop.add_signal_handler(signal.SIGHUP, handler)
+        if self._was_asked:
+            handler()
 
 
 async def _started(make: Callable[[], Service], data_dir: Path, files: int) -> tuple[Service, int]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -48,8 +48,12 @@ def make_app(service: LogService, connections: ConnectionLimit | None = None) ->
     app = web.Application(middlewares=[errors_as_problems(HEADERS)])
     app[SERVICE] = service
     config = service.config
-    tls = service.credentials.tls
-    browsers = BrowserGuard((config.listen,), config.allow, lambda: () if tls is None else tls.dns_names)
+
+    def names() -> Iterable[str]:
+        tls = service.credentials.tls
+        return () if tls is None else tls.dns_names
+
+    browsers = BrowserGuard((config.listen,), config.allow, names)
     authorization = Authorization(service.credentials, MODE)
     app[ADMISSION] = Admission(ConnectionLimit() if connections is None else connections, browsers, authorization)
     app[WRITES], app[READS] = ConcurrencyLimit(WRITES_LIMIT), ConcurrencyLimit(READS_LIMIT)

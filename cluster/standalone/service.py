@@ -104,7 +104,7 @@ class LogService:
         """`directory` replaces the folder `data_dir` in tests.
 
         Raises:
-            TlsRefused, TokensRefused: the certificate or the tokens cannot be used.
+            CredentialsRefused: the certificate or the tokens cannot be used.
         """
         self.config = config
         self.credentials = Credentials(config.credential_files)

@@ -45,9 +45,9 @@ class NodeConnection(HTTPConnection):
     def __init__(self, server: str, shown: Shown, timeout: float) -> None:
         host, _, port = server.rpartition(":")
         super().__init__(host.strip("[]"), int(port), timeout=timeout)
-        self._shown = shown
+        self.shown = shown
 
     def connect(self) -> None:
         super().connect()
-        if self._shown.context is not None:
-            self.sock = self._shown.context.wrap_socket(self.sock, server_hostname=self._shown.server_name)
+        if self.shown.context is not None:
+            self.sock = self.shown.context.wrap_socket(self.sock, server_hostname=self.shown.server_name)

@@ -151,6 +151,9 @@ class Nodes:
     def _ask_as(self, shown: Shown, server: str, path: str, accept: str, deadline: float) -> Answer:
         timeout = max(0.1, min(ATTEMPT_TIMEOUT_S, deadline - time.monotonic()))
         connection = self._connections.pop(server, None)
+        if connection is not None and connection.shown is not shown:  # It may have been verified by a CA of the past.
+            connection.close()
+            connection = None
         fresh = connection is None
         try:
             answer = self._send(server, connection or NodeConnection(server, shown, timeout), path, accept, shown)

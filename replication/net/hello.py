@@ -308,6 +308,8 @@ async def dial(
                 with of_a_stranger(socket, MAX_UNPROVED_BYTES):
                     peer = await dial_hello(socket, me(), expected_node_id, purpose, trust.secret, nonce)
                     check_peer(me(), peer)
+                    if trust.dialling(expected_node_id)[1] is not context:
+                        raise ConnectionResetError("the certificates have changed since it was dialled")
             except BaseException:
                 await close_socket(socket)
                 raise

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.cluster.http.admission.client_hello import HANDSHAKE, dialled_name
+from quire.cluster.http.admission.client_hello import HANDSHAKE, MAX_EXTENSIONS, MAX_RECORDS, dialled_name
 
 NAME = "n1.shop.quire"
 
@@ -43,13 +43,13 @@ def test_the_name_is_found_whatever_else_the_caller_offers(version: ssl.TLSVersi
     assert dialled_name(hello_to(None, version)) == ""
 
 
-@pytest.mark.parametrize("size", [1, 3, 100])
+@pytest.mark.parametrize("size", [40, 100, 1000])
 def test_a_hello_in_several_records_is_one_hello(size: int) -> None:
     assert dialled_name(in_records(hello_to(NAME), size)) == NAME
 
 
 def test_of_a_hello_that_is_not_whole_more_must_arrive() -> None:
-    for hello in (hello_to(NAME), in_records(hello_to(NAME), 7)):
+    for hello in (hello_to(NAME), in_records(hello_to(NAME), 40)):
         assert all(dialled_name(part) is None for part in without_its_end(hello))
 
 
@@ -67,3 +67,22 @@ def test_of_no_damaged_hello_more_is_said_than_of_one_without_a_name() -> None:
     for kind in (0, 2, 20, 255):
         assert dialled_name(bytes([HANDSHAKE, 3, 1, 0, 4, kind, 0, 0, 0])) == ""
     assert dialled_name(b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x00") == ""
+
+
+def test_a_hello_in_many_empty_records_is_left_to_openssl() -> None:
+    """A stranger could have thousands of them looked at again and again."""
+    empty = bytes([HANDSHAKE, 3, 1, 0, 0])
+    begun = bytes([HANDSHAKE, 3, 1, 0, 4, 1, 0, 0xFF, 0xFF])
+
+    assert dialled_name(begun + (MAX_RECORDS - 2) * empty) is None
+    assert dialled_name(begun + MAX_RECORDS * empty) == ""
+
+
+def test_a_name_behind_many_extensions_is_left_to_openssl() -> None:
+    name = b"n1.shop.quire"
+    named = b"\0\0" + (len(name) + 5).to_bytes(2) + (len(name) + 3).to_bytes(2) + b"\0" + len(name).to_bytes(2) + name
+    for before, found in ((MAX_EXTENSIONS - 1, name.decode()), (MAX_EXTENSIONS, "")):
+        extensions = before * b"\xff\x01\0\0" + named
+        hello = bytes(2 + 32) + b"\0" + b"\0\2\x13\1" + b"\1\0" + len(extensions).to_bytes(2) + extensions
+        message = b"\1" + len(hello).to_bytes(3) + hello
+        assert dialled_name(bytes([HANDSHAKE, 3, 1]) + len(message).to_bytes(2) + message) == found

@@ -17,6 +17,8 @@ from typing import NamedTuple
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
+from quire.replication.net.sockets import end_all
+
 from ...access.audit import Audit
 from ...access.credentials import LOOK_S, Credentials
 from ...access.roles import Role
@@ -27,6 +29,7 @@ from .connections import peer_of
 from .streams import OpenStream
 
 SCHEME = "bearer"
+READING_METHODS = frozenset({hdrs.METH_GET, hdrs.METH_HEAD})
 TOKEN_PARAMETERS = frozenset({"token", "access_token", "authorization"})
 NOBODY = "nobody"
 ANYBODY = "anybody"
@@ -53,12 +56,14 @@ class Caller:
 
 
 CALLER = web.RequestKey("caller", Caller)
-ADMITTED = Caller(None, Role.ADMIN)
+ANY_CALLER = Caller(None, Role.ADMIN)
+ADMITTED = web.RequestKey("admitted", bool)
+"""Whether the caller may send the request."""
 
 
 def caller_of(request: web.Request) -> Caller:
     """Who sent this request, as it was decided when it arrived."""
-    caller: Caller = request.get(CALLER, ADMITTED)
+    caller: Caller = request.get(CALLER, ANY_CALLER)
     return caller
 
 
@@ -104,10 +109,7 @@ class Authorization:
                 asyncio.create_task(self.watch(streams), name="streams of revoked tokens"),
             ]
             yield
-            for task in tasks:
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+            await end_all(tasks)
 
         return run
 
@@ -128,19 +130,14 @@ class Authorization:
                 "one in the header Authorization"
             )
         needed = self.role_of(request)
-        if needed is Role.OPEN:
-            return
         if needed is Role.PEER:
             self._admit_peer(request)
-            return
-        if self.credentials.tokens is None:
-            return
-        caller = self._known(request)
-        request[CALLER] = caller
-        if caller.role < needed:
-            raise Forbidden(caller.role.word, needed.word)
-        if caller.name is not None:
-            self._audit.used(caller.name, _address(request), _what(request), request[REQUEST_ID_KEY])
+        elif needed is not Role.OPEN and self.credentials.tokens is not None:
+            request[CALLER] = caller = self._known(request)
+            if caller.role < needed:
+                raise Forbidden(caller.role.word, needed.word)
+            self._audit.used(caller.name or ANYBODY, _address(request), _what(request), request[REQUEST_ID_KEY])
+        request[ADMITTED] = True
 
     def _admit_peer(self, request: web.Request) -> None:
         if self.credentials.tls is None or peer_of(request) is not None:
@@ -174,15 +171,19 @@ class Authorization:
         return self.credentials.tokens.has(caller.token) and not caller.token.is_expired(time.time())
 
     def check_again(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Check, before a request that has waited is answered, that its token is still one. Raises Unauthorized."""
-        if not response.prepared and waits_on_purpose(request) and not self.is_allowed(request):
+        """Check, before a read that has waited is answered, that its token is still one. Raises Unauthorized.
+
+        A write that was executed is answered: a 401 says that nothing was written.
+        """
+        reads = request.method in READING_METHODS and not response.prepared
+        if reads and waits_on_purpose(request) and not self.is_allowed(request):
             raise Unauthorized(self._title, "does not take that token any more", shown=True)
 
     # The audit log
 
     def answered(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Note the answer to an operator's call."""
-        if self.role_of(request) is Role.ADMIN:
+        """Note the answer to an operator's call. A call that was refused is noted as that."""
+        if ADMITTED in request and self.role_of(request) is Role.ADMIN:
             who = caller_of(request).name or ANYBODY
             self._audit.called(who, _address(request), _what(request), response.status, request[REQUEST_ID_KEY])
 

@@ -14,15 +14,19 @@ CLIENT_HELLO = 1
 SERVER_NAME = 0
 HOST_NAME = 0
 RECORD_HEAD = 5
+MAX_RECORDS = 16
+"""A hello in more records, or with more extensions than MAX_EXTENSIONS, is left to OpenSSL: nobody sends one."""
+MAX_EXTENSIONS = 256
 MESSAGE_HEAD = 4
 
 
 def dialled_name(sent: bytes) -> str | None:
     """The name in a ClientHello, in lower case; empty if there is none to be found. None if more must arrive first."""
-    message, at = bytearray(), 0
+    message, at, records = bytearray(), 0, 0
     while len(message) < MESSAGE_HEAD or len(message) < MESSAGE_HEAD + int.from_bytes(message[1:MESSAGE_HEAD]):
         head = sent[at : at + RECORD_HEAD]
-        if (head and head[0] != HANDSHAKE) or (message and message[0] != CLIENT_HELLO):
+        records += 1
+        if (head and head[0] != HANDSHAKE) or (message and message[0] != CLIENT_HELLO) or records > MAX_RECORDS:
             return ""
         length = int.from_bytes(head[3:])
         at += RECORD_HEAD + length
@@ -40,7 +44,9 @@ def _name_in(hello: bytes) -> str:
         at += 1 + hello[at]  # The compression methods.
         end = at + 2 + _uint16(hello, at)
         at += 2
-        while at < end:
+        for _ in range(MAX_EXTENSIONS):
+            if at >= end:
+                break
             kind, length = _uint16(hello, at), _uint16(hello, at + 2)
             at += 4
             if kind == SERVER_NAME and hello[at + 2] == HOST_NAME:

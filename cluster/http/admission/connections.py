@@ -16,6 +16,7 @@ such half-closed connection: it ends with the caller's `close_notify`.
 """
 
 import asyncio
+import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, cast
@@ -29,7 +30,7 @@ from quire.replication.address import host_of
 from quire.replication.net.hello import PEER_PATHS
 from quire.replication.net.sockets import drop_frames
 
-from ...access.tls import Tls, node_in
+from ...access.tls import Certificate, Tls, expiry_of, node_in
 from ...errors import Malformed
 from ..problems import problem_of
 from ..request import REQUEST_ID, RateLimitedLog, identify, waits_on_purpose
@@ -120,13 +121,26 @@ class ConnectionLimit:
 class Connection(RequestHandler):
     """Serves one connection. Request bodies are never decompressed."""
 
-    __slots__ = ("_ends", "_finished", "_is_ending", "_limit", "is_half_closed", "is_made", "peer", "place", "tls")
+    __slots__ = (
+        "_ends",
+        "_expiry",
+        "_finished",
+        "_is_ending",
+        "_limit",
+        "is_half_closed",
+        "is_made",
+        "peer",
+        "place",
+        "tls",
+    )
 
     def __init__(self, server: web.Server, limit: ConnectionLimit, place: Place, tls: Tls | None = None) -> None:
         self._limit = limit
         self._ends: list[BaseException] = []
         self._finished = 0
         self._is_ending = False
+        self._expiry: asyncio.TimerHandle | None = None
+        """Ends a peer's connection when its certificate expires."""
         self.place = place
         self.tls = tls
         """The contexts of which it was started with one; None without TLS."""
@@ -141,8 +155,11 @@ class Connection(RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to serve it."""
         self.is_made = True
-        if self.tls is not None:  # A caller that was not asked has no certificate.
-            self.peer = node_in(transport.get_extra_info("peercert"), self.tls.cluster)
+        certificate: Certificate | None = transport.get_extra_info("peercert")
+        if self.tls is not None and certificate:  # A caller that was not asked has none.
+            self.peer = node_in(certificate, self.tls.cluster)
+            left_s = max(0.0, expiry_of(certificate) - time.time())
+            self._expiry = asyncio.get_running_loop().call_later(left_s, self.end)
         super().connection_made(transport)
         asyncio.get_running_loop().call_soon(self._begin_to_read)  # The transport begins to read after this call.
         if self._is_ending and self.transport is not None:
@@ -165,6 +182,8 @@ class Connection(RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """Stop counting it."""
         self._limit.ended(self)
+        if self._expiry is not None:
+            self._expiry.cancel()
         request = self._current_request
         super().connection_lost(exc)
         if request is not None and (error := request.content.exception()) is not None:

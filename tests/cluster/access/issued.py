@@ -31,7 +31,7 @@ class Authority:
         path.write_bytes(self.pem)
         return path
 
-    def issue(self, folder: Path, node: str = "n1", *, from_day: int = -1, to_day: int = 5) -> tuple[Path, Path]:
+    def issue(self, folder: Path, node: str = "n1", *, from_day: float = -1, to_day: float = 5) -> tuple[Path, Path]:
         """The files of a node's certificate and its key, valid between days from now."""
         key = ec.generate_private_key(ec.SECP256R1())
         names = [x509.DNSName(f"{node}.{self.cluster}.quire"), x509.DNSName(f"{self.cluster}.quire")]

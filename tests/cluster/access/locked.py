@@ -56,12 +56,12 @@ class Locked:
         """What the caller with this token sends."""
         return {"Authorization": f"Bearer {self.tokens[name]}"}
 
-    def context_of(self, authority: Authority, node_id: str) -> ssl.SSLContext:
+    def context_of(self, authority: Authority, node_id: str, to_day: float = 5) -> ssl.SSLContext:
         """The context of a peer with a certificate of that CA; it believes the cluster's nodes."""
         context = load_client_tls(self.ca).context
         folder = self.folder / "peers"
         folder.mkdir(exist_ok=True)
-        context.load_cert_chain(*authority.issue(folder, node_id))
+        context.load_cert_chain(*authority.issue(folder, node_id, to_day=to_day))
         return context
 
     async def ask(self, node_id: str, method: str, path: str, caller: str | None, **more: Any) -> Reply:

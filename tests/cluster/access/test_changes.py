@@ -183,6 +183,58 @@ async def test_a_certificate_that_cannot_be_used_changes_nothing_and_is_an_alarm
     await until(locked, lambda: not any(STAYS in alarm for each in every for alarm in each()))
 
 
+async def test_a_token_is_revoked_even_if_the_certificate_cannot_be_used(locked: Locked) -> None:
+    key = locked.folder / "n1.key"
+    whole = key.read_bytes()
+    await added(locked, "lost", Role.READ)
+    key.write_bytes(whole[: len(whole) // 2])
+    try:
+        locked.revoke("lost")
+        await known(locked, "lost")
+        assert (await locked.ask("n1", "GET", "/status", "lost")).status == 401
+        assert any(STAYS in alarm for alarm in node_of(locked).credentials.alarms())
+    finally:
+        key.write_bytes(whole)
+    await until(locked, lambda: not any(STAYS in alarm for alarm in node_of(locked).credentials.alarms()))
+
+
+async def test_a_changed_mode_is_seen_and_so_is_its_correction(locked: Locked) -> None:
+    alarms = node_of(locked).credentials.alarms
+    locked.token_file.chmod(0o644)
+    await until(locked, lambda: any("has mode 0644" in alarm for alarm in alarms()))
+
+    locked.token_file.chmod(0o640)
+    await until(locked, lambda: not any("has mode" in alarm for alarm in alarms()))
+
+
+async def test_an_error_in_one_reading_ends_no_later_one(locked: Locked) -> None:
+    credentials, calls = node_of(locked).credentials, list[int]()
+
+    def changed() -> None:
+        calls.append(len(calls))
+        if len(calls) == 1:
+            raise RuntimeError("once")
+
+    credentials.on_change(changed)
+    await added(locked, "after", Role.READ)
+    await until(locked, lambda: len(calls) > 1)
+
+    assert (await locked.ask("n1", "GET", "/status", "after")).status == 200
+
+
+async def test_a_peer_s_connection_ends_when_its_certificate_does(locked: Locked) -> None:
+    context = locked.context_of(locked.authority, "n2", to_day=2 / 86_400)
+    host, _, port = locked.cluster.address("n1").rpartition(":")
+    name = f"n1.{CLUSTER}.quire"
+    async with asyncio.timeout(DEADLINE_S):
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname=name)
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b" 200 " in await reader.readline()
+        while await reader.read(1 << 16):
+            pass
+    writer.close()
+
+
 async def test_a_certificate_that_expires_within_30_days_is_an_alarm(locked: Locked) -> None:
     """Those of these tests are valid for 5 days, and their CA for 10."""
     status = (await locked.ask("n1", "GET", "/status", "read")).document

@@ -1,5 +1,6 @@
 """A client's token and CA: what is refused, how a change of their files is noticed, and that no token is shown."""
 
+import os
 import pickle
 import ssl
 from pathlib import Path
@@ -116,6 +117,12 @@ def test_a_file_that_cannot_be_read_is_refused_with_why(ca: Path, tmp_path: Path
         ClientCredentials(tmp_path / "token", ca)
     with pytest.raises(TlsRefused, match="cannot be read: no such file"):
         ClientCredentials(ca=tmp_path / "absent.crt")
+
+
+def test_a_pipe_is_refused_and_not_waited_for(ca: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(TokenRefused, match="is not a regular file"):
+        ClientCredentials(tmp_path / "pipe", ca)
 
 
 def test_a_token_in_place_of_its_files_path_is_refused_and_not_shown(ca: Path) -> None:
