@@ -3,21 +3,24 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from aiohttp import ClientWebSocketResponse, WSMsgType
+from aiohttp import ClientWebSocketResponse, WSMsgType, WSServerHandshakeError
 
 from quire.cluster.access.roles import Role
 from quire.cluster.access.tls import load_client_tls
 from quire.cluster.http.admission.connections import Connection
+from quire.cluster.http.api import API
 from quire.cluster.node.node import Node
 from tests.cluster.access.issued import Authority
 from tests.cluster.access.locked import CLUSTER, Locked, locked_cluster
 
 DEADLINE_S = 60.0
+LIFETIMES_S = (2, 8, 32)
+"""Of what expires in a test; the first that suffices."""
 STAYS = "stays in force"
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -89,10 +92,18 @@ async def test_a_revoked_token_ends_its_streams_and_no_others(locked: Locked, at
 
 
 async def test_a_token_that_expires_ends_its_streams(locked: Locked) -> None:
-    await added(locked, "short", Role.WRITE, time.time() + 3)
-    async with streaming(locked, "n1", "short") as stream:
-        assert await ended(stream)
-    assert "has expired" in (await locked.ask("n1", "GET", "/status", "short")).document["detail"]
+    streams = 0
+    for lifetime_s in LIFETIMES_S:
+        name = f"short-{lifetime_s}"
+        await added(locked, name, Role.WRITE, time.time() + lifetime_s)
+        with suppress(KeyError, WSServerHandshakeError):  # It had expired before a busy machine opened the stream.
+            async with streaming(locked, "n1", name) as stream:
+                streams += 1
+                assert await ended(stream)
+        assert "has expired" in (await locked.ask("n1", "GET", "/status", name)).document["detail"]
+        if streams:
+            return
+    raise AssertionError("no stream was opened in time")
 
 
 async def test_a_token_that_is_replaced_under_its_name_ends_the_streams_of_the_old_one(locked: Locked) -> None:
@@ -108,8 +119,15 @@ async def test_a_token_that_is_replaced_under_its_name_ends_the_streams_of_the_o
 async def test_a_revoked_token_gets_no_answer_to_what_it_waits_for(locked: Locked) -> None:
     await added(locked, "waiting", Role.READ)
     end = node_of(locked).components.log.tail.index
-    waits = asyncio.create_task(locked.ask("n1", "GET", f"/records?from={end}&wait_ms=2500", "waiting"))
+    waits = asyncio.create_task(locked.ask("n1", "GET", f"/records?from={end}&wait_ms=60000", "waiting"))
+    app = locked.cluster.nodes["n1"].runner.app
+    assert app is not None
+    polls = app[API].long_polls
+    await until(locked, lambda: len(polls) > 0)
     locked.revoke("waiting")
+    await known(locked, "waiting")
+    headers = {"Content-Type": "application/json"}
+    await locked.ask("n1", "POST", "/commands", "write", body=b'{"commands": [["add", 1]]}', headers=headers)
 
     assert (await waits).status == 401
 
@@ -223,16 +241,21 @@ async def test_an_error_in_one_reading_ends_no_later_one(locked: Locked) -> None
 
 
 async def test_a_peer_s_connection_ends_when_its_certificate_does(locked: Locked) -> None:
-    context = locked.context_of(locked.authority, "n2", to_day=2 / 86_400)
     host, _, port = locked.cluster.address("n1").rpartition(":")
     name = f"n1.{CLUSTER}.quire"
-    async with asyncio.timeout(DEADLINE_S):
-        reader, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname=name)
-        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert b" 200 " in await reader.readline()
-        while await reader.read(1 << 16):
-            pass
-    writer.close()
+    for lifetime_s in LIFETIMES_S:
+        context = locked.context_of(locked.authority, "n2", to_day=lifetime_s / 86_400)
+        async with asyncio.timeout(DEADLINE_S):
+            with suppress(OSError):  # It had expired before a busy machine began the handshake.
+                reader, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname=name)
+                writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                is_answered = b" 200 " in await reader.readline()
+                while await reader.read(1 << 16):
+                    pass
+                writer.close()
+                if is_answered:
+                    return
+    raise AssertionError("no connection was answered in time")
 
 
 async def test_a_certificate_that_expires_within_30_days_is_an_alarm(locked: Locked) -> None:
