@@ -93,6 +93,10 @@ class _NodeCollector(Collector):
         for name in INDICES:
             if name in status:
                 yield GaugeMetricFamily(f"quire_{name}", f"{name} of the node's log or machine", value=status[name])
+        text = "When the node's certificate or one of its CAs expires, in seconds since 1970; 0 without TLS"
+        certificate = status["certificate"] or {"expires_at": 0.0, "ca_expires_at": 0.0}
+        expires_at = min(certificate["expires_at"], certificate["ca_expires_at"])
+        yield GaugeMetricFamily("quire_certificate_expires_seconds", text, value=expires_at)
         room = StateRoom(0, 0) if self._node.formed is None else self._node.formed.state_room
         text = "Size of the machine's state as counted towards its limit, in bytes; 0 if it is not counted"
         yield GaugeMetricFamily("quire_state_bytes", text, value=room.size)
