@@ -33,7 +33,10 @@ UNEQUAL = (
     "token only then"
 )
 
-Seen = tuple[tuple[int, int, int, int], ...]
+TLS, TOKENS, READING = "tls", "tokens", "reading"
+"""What a refusal is of; the last one is of both."""
+
+Fingerprint = tuple[int, int, int, int]
 
 log = structlog.get_logger(__name__)
 
@@ -49,11 +52,13 @@ class CredentialFiles:
     tls: TlsFiles | None = None
     tokens: Path | None = None
 
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """All of them."""
-        tls = () if self.tls is None else (self.tls.certificate, self.tls.key, self.tls.ca)
-        return tls if self.tokens is None else (*tls, self.tokens)
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """How the files were when they were looked at."""
+
+    tls: tuple[Fingerprint, ...]
+    tokens: Fingerprint | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +67,8 @@ class _Read:
 
     tls: Tls | None
     tokens: TokenFile | None
-    refusals: list[str]
-    seen: Seen = ()
+    refusals: dict[str, str]
+    seen: _Seen
 
 
 class Credentials:
@@ -80,7 +85,7 @@ class Credentials:
         self._seen = self._look()
         self.tls: Tls | None = None
         self.tokens: TokenFile | None = None
-        self._refusals: list[str] = []
+        self._refusals: dict[str, str] = {}
         self._unequal: dict[str, set[str]] = {}
         self._looking: asyncio.Future[_Read | None] | None = None
         self._changed: list[Callable[[], None]] = []
@@ -90,13 +95,13 @@ class Credentials:
         """How many times a CA was trusted no more."""
         read = self._read()
         if read.refusals:
-            raise CredentialsRefused("; ".join(read.refusals))
+            raise CredentialsRefused("; ".join(read.refusals.values()))
         self._take(read)
 
     @property
     def has_files(self) -> bool:
         """Whether there is anything to read again."""
-        return bool(self._files.paths)
+        return self._files.tls is not None or self._files.tokens is not None
 
     def on_change(self, changed: Callable[[], None]) -> None:
         """Call `changed` whenever files were read again, and whenever an alarm may have changed."""
@@ -122,19 +127,17 @@ class Credentials:
                 async with asyncio.timeout(READ_TIMEOUT_S):
                     await self._read_if_due()
             except TimeoutError:
-                self._refuse(
-                    [f"the files of certificates and tokens cannot be read within {READ_TIMEOUT_S:g} s; {STAYS}"]
-                )
+                self._refuse({READING: f"certificates and tokens cannot be read within {READ_TIMEOUT_S:g} s; {STAYS}"})
             except Exception as error:
                 log.exception("certificates or tokens were not read again")
-                self._refuse([f"certificates or tokens were not read again: {error!r}; {STAYS}"])
+                self._refuse({READING: f"certificates or tokens were not read again: {error!r}; {STAYS}"})
 
     async def _read_if_due(self) -> None:
         """Read again what has changed, was refused, or is asked for. One thread reads at a time, even if it hangs."""
         asked = self._due.is_set()
         if self._looking is None:
             self._due.clear()
-            self._looking = asyncio.ensure_future(asyncio.to_thread(self._look_and_read, asked or bool(self._refusals)))
+            self._looking = asyncio.ensure_future(asyncio.to_thread(self._look_and_read, asked=asked))
         try:
             found = await asyncio.shield(self._looking)
         except asyncio.CancelledError:
@@ -146,40 +149,47 @@ class Credentials:
         if found is not None:
             self._take_again(found)
 
-    def _look_and_read(self, due: bool) -> "_Read | None":
-        seen = self._look()
-        if not due and seen == self._seen:
+    def _look_and_read(self, *, asked: bool) -> "_Read | None":
+        """What is due. Certificates that did not change keep their contexts, and so their connections."""
+        seen, before, refused = self._look(), self._seen, self._refusals
+        all_due = asked or READING in refused
+        tls_due = all_due or seen.tls != before.tls or TLS in refused
+        tokens_due = all_due or seen.tokens != before.tokens or TOKENS in refused
+        if not (tls_due or tokens_due):
             return None
-        return replace(self._read(), seen=seen)  # Looked at before it was read: a change meanwhile is one more.
+        return replace(self._read(tls=tls_due, tokens=tokens_due), seen=seen)  # A change meanwhile is one more.
 
     def _take_again(self, read: "_Read") -> None:
         self._seen = read.seen
         self._take(read)
         if read.refusals:
-            self._refuse([f"{refusal}; {STAYS}" for refusal in read.refusals])
+            self._refuse({what: f"{why}; {STAYS}" for what, why in read.refusals.items()})
             return
         log.info("certificates and tokens were read again")
-        self._refusals = []
+        self._refusals = {}
         self._unequal.clear()
         self._tell()
 
-    def _refuse(self, refusals: list[str]) -> None:
+    def _refuse(self, refusals: dict[str, str]) -> None:
         if refusals != self._refusals:
             self._refusals = refusals
             self._tell()
 
-    def _read(self) -> "_Read":
+    def _read(self, *, tls: bool = True, tokens: bool = True) -> "_Read":
         """Both, each by itself: a certificate that has expired must not keep a revoked token in force."""
-        files, tls, tokens, refusals = self._files, self.tls, self.tokens, list[str]()
+        files, refusals = self._files, dict[str, str]()
+        contexts, admitted = self.tls, self.tokens
         try:
-            tls = None if files.tls is None else self._same_node(load_tls(files.tls, self._node_id))
+            if tls and files.tls is not None:
+                contexts = self._same_node(load_tls(files.tls, self._node_id))
         except (ClusterError, OSError, ValueError) as error:  # ssl and its parsers have more than one kind.
-            refusals.append(str(error))
+            refusals[TLS] = str(error)
         try:
-            tokens = None if files.tokens is None else read_tokens(files.tokens)
+            if tokens and files.tokens is not None:
+                admitted = read_tokens(files.tokens)
         except (ClusterError, OSError, ValueError) as error:
-            refusals.append(str(error))
-        return _Read(tls, tokens, refusals)
+            refusals[TOKENS] = str(error)
+        return _Read(contexts, admitted, refusals, self._seen)
 
     def _same_node(self, tls: Tls) -> Tls:
         old = self.tls
@@ -195,10 +205,12 @@ class Credentials:
         if old is not None and read.tls is not None and not old.ca_digests <= read.tls.ca_digests:
             self.distrusts += 1
             for distrusted in self._distrusted:
-                distrusted(read.tls)
+                _call(distrusted, read.tls)
 
-    def _look(self) -> Seen:
-        return tuple(_fingerprint_of(path) for path in self._files.paths)
+    def _look(self) -> _Seen:
+        tls, tokens = self._files.tls, self._files.tokens
+        of_tls = () if tls is None else tuple(map(_fingerprint_of, (tls.certificate, tls.key, tls.ca)))
+        return _Seen(of_tls, None if tokens is None else _fingerprint_of(tokens))
 
     # Certificates
 
@@ -239,11 +251,11 @@ class Credentials:
 
     def _tell(self) -> None:
         for changed in self._changed:
-            changed()
+            _call(changed)
 
     def alarms(self) -> list[str]:
         """What an operator must do about the certificates and the tokens."""
-        found = list(self._refusals)
+        found = list(self._refusals.values())
         if self.tokens is not None and self.tokens.alarm is not None:
             found.append(self.tokens.alarm)
         if self.tls is not None:
@@ -253,7 +265,15 @@ class Credentials:
         return [*found, *(UNEQUAL.format(node_id) for node_id in self._unequal)]
 
 
-def _fingerprint_of(path: Path) -> tuple[int, int, int, int]:
+def _call(called: Callable[..., None], *given: Tls) -> None:
+    """Call one of several, of which no error keeps the others from being called."""
+    try:
+        called(*given)
+    except Exception:
+        log.exception("what depends on certificates or tokens failed")
+
+
+def _fingerprint_of(path: Path) -> Fingerprint:
     try:
         status = os.stat(path)
     except OSError:

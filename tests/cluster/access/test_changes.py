@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -225,19 +226,34 @@ async def test_a_changed_mode_is_seen_and_so_is_its_correction(locked: Locked) -
     await until(locked, lambda: not any("has mode" in alarm for alarm in alarms()))
 
 
+def told_again(calls: list[int], before: int) -> bool:
+    return calls.count(-1) > before
+
+
 async def test_an_error_in_one_reading_ends_no_later_one(locked: Locked) -> None:
     credentials, calls = node_of(locked).credentials, list[int]()
 
     def changed() -> None:
         calls.append(len(calls))
-        if len(calls) == 1:
-            raise RuntimeError("once")
+        if len(calls) < 4:
+            raise RuntimeError("not yet")
 
     credentials.on_change(changed)
-    await added(locked, "after", Role.READ)
-    await until(locked, lambda: len(calls) > 1)
+    credentials.on_change(lambda: calls.append(-1))
+    for name in ("first", "second"):
+        told = calls.count(-1)
+        await added(locked, name, Role.READ)
+        await until(locked, partial(told_again, calls, told))
 
-    assert (await locked.ask("n1", "GET", "/status", "after")).status == 200
+    assert (await locked.ask("n1", "GET", "/status", "second")).status == 200
+
+
+async def test_a_changed_token_leaves_the_contexts_as_they_are(locked: Locked) -> None:
+    """Else what is being dialled with them would have to be dialled again, and no connection were kept."""
+    tls = node_of(locked).credentials.tls
+    await added(locked, "one-more", Role.READ)
+
+    assert node_of(locked).credentials.tls is tls
 
 
 async def test_a_peer_s_connection_ends_when_its_certificate_does(locked: Locked) -> None:
