@@ -22,31 +22,16 @@ from quire.cluster.client import (
 )
 from tests.cluster.access.issued import Authority
 from tests.cluster.access.known import KnownTokens, unauthorized
+from tests.cluster.conftest import TOKEN
 from tests.cluster.scripted import Step, appended, broken, document, refusing, scripted
 from tests.cluster.streaming import Fault, streaming
 from tests.replication.loopback import until
 
-TOKEN = "quire_" + "a" * 43
 NEXT = "quire_" + "b" * 43
 DEADLINE_S = 30
 
 Call = Callable[[Client], Awaitable[object]]
 CALLS: list[Call] = [lambda client: client.append(1), lambda client: client.apply(1), lambda client: client.read(1)]
-
-
-@pytest.fixture(scope="module")
-def authority() -> Authority:
-    return Authority("shop")
-
-
-@pytest.fixture
-def ca(tmp_path: Path, authority: Authority) -> Path:
-    return authority.write(tmp_path / "ca.crt")
-
-
-@pytest.fixture
-def token_file(tmp_path: Path) -> Path:
-    return written(tmp_path / "token", TOKEN)
 
 
 @pytest.fixture

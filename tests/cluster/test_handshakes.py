@@ -18,10 +18,10 @@ from quire.cluster.http.admission import connections
 from quire.cluster.http.admission.client_hello import HELLO_BYTES, dialled_name
 from quire.cluster.http.admission.connections import Connection, ConnectionLimit, Place
 from quire.cluster.http.handshakes import HANDSHAKES_IN_TURN, USE_TLS
+from tests.cluster.access.issued import Issuer
 from tests.cluster.test_client_hello import hello_to
 from tests.cluster.test_garbage import LASTING
 from tests.cluster.test_reading_turns import CountedTurns
-from tests.cluster.tls_files import Authority
 from tests.cluster.tls_server import (
     DEADLINE_S,
     GET,
@@ -44,13 +44,13 @@ CALLERS = 6 * HANDSHAKES_IN_TURN
 
 
 @pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path / "ours")
+def authority(tmp_path: Path) -> Issuer:
+    return Issuer(tmp_path / "ours")
 
 
 @pytest.fixture
-def foreign(tmp_path: Path) -> Authority:
-    return Authority(tmp_path / "theirs")
+def foreign(tmp_path: Path) -> Issuer:
+    return Issuer(tmp_path / "theirs")
 
 
 async def received(caller: socket.socket) -> bytes:
@@ -69,7 +69,7 @@ async def received(caller: socket.socket) -> bytes:
 
 
 @on_both_loops
-def test_silent_connections_are_counted_and_those_that_leave_are_not(new_loop: NewLoop, authority: Authority) -> None:
+def test_silent_connections_are_counted_and_those_that_leave_are_not(new_loop: NewLoop, authority: Issuer) -> None:
     async def test() -> None:
         async with tls_server(authority.tls()) as server:
             with ExitStack() as opened:
@@ -87,7 +87,7 @@ def test_silent_connections_are_counted_and_those_that_leave_are_not(new_loop: N
 
 
 @on_both_loops
-def test_silent_connections_take_the_room_of_others_as_served_ones_do(new_loop: NewLoop, authority: Authority) -> None:
+def test_silent_connections_take_the_room_of_others_as_served_ones_do(new_loop: NewLoop, authority: Issuer) -> None:
     async def test() -> None:
         async with tls_server(authority.tls(), reserve=2) as server:
             server.connections.limit = 3
@@ -107,7 +107,7 @@ def test_silent_connections_take_the_room_of_others_as_served_ones_do(new_loop: 
     run(test(), new_loop)
 
 
-def test_a_place_is_released_once(authority: Authority) -> None:
+def test_a_place_is_released_once(authority: Issuer) -> None:
     limit = ConnectionLimit()
     first, second = limit.admit("a"), limit.admit("a")
     assert first is not None
@@ -137,7 +137,7 @@ class Begun:
 
 @on_both_loops
 def test_so_many_handshakes_begin_in_a_turn_and_all_in_the_end(
-    new_loop: NewLoop, authority: Authority, monkeypatch: pytest.MonkeyPatch
+    new_loop: NewLoop, authority: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test() -> None:
         async with tls_server(authority.tls()) as server, CountedTurns() as counted:
@@ -156,7 +156,7 @@ def test_so_many_handshakes_begin_in_a_turn_and_all_in_the_end(
 
 @on_both_loops
 def test_so_many_hellos_are_looked_at_in_a_turn(
-    new_loop: NewLoop, authority: Authority, monkeypatch: pytest.MonkeyPatch
+    new_loop: NewLoop, authority: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handshakes, "HELLOS_IN_TURN", 2)
     looked: list[int] = []
@@ -182,7 +182,7 @@ def test_so_many_hellos_are_looked_at_in_a_turn(
 
 @on_both_loops
 def test_a_peer_does_not_wait_behind_clients_that_came_first(
-    new_loop: NewLoop, authority: Authority, monkeypatch: pytest.MonkeyPatch
+    new_loop: NewLoop, authority: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handshakes, "HANDSHAKES_IN_TURN", 1)
 
@@ -212,7 +212,7 @@ def test_a_peer_does_not_wait_behind_clients_that_came_first(
 
 
 @on_both_loops
-def test_a_hello_in_pieces_is_waited_for(new_loop: NewLoop, authority: Authority) -> None:
+def test_a_hello_in_pieces_is_waited_for(new_loop: NewLoop, authority: Issuer) -> None:
     async def test() -> None:
         async with tls_server(authority.tls()) as server:
             tls = trusting(authority)
@@ -252,7 +252,7 @@ def test_a_hello_in_pieces_is_waited_for(new_loop: NewLoop, authority: Authority
     ids=["nothing", "part", "hello", "long"],
 )
 def test_a_caller_that_does_not_get_on_is_cut_off_and_the_journal_says_why(
-    new_loop: NewLoop, authority: Authority, monkeypatch: pytest.MonkeyPatch, sent: bytes, why: str
+    new_loop: NewLoop, authority: Issuer, monkeypatch: pytest.MonkeyPatch, sent: bytes, why: str
 ) -> None:
     monkeypatch.setattr(handshakes, "HANDSHAKE_TIMEOUT_S", 0.2)
 
@@ -274,7 +274,7 @@ def test_a_caller_that_does_not_get_on_is_cut_off_and_the_journal_says_why(
 
 @on_both_loops
 @pytest.mark.parametrize("body", [0, len(LONG)])
-def test_plain_http_on_the_tls_port_is_told_what_to_use(new_loop: NewLoop, authority: Authority, body: int) -> None:
+def test_plain_http_on_the_tls_port_is_told_what_to_use(new_loop: NewLoop, authority: Issuer, body: int) -> None:
     async def test() -> None:
         async with (
             tls_server(authority.tls()) as server,
@@ -293,7 +293,7 @@ def test_plain_http_on_the_tls_port_is_told_what_to_use(new_loop: NewLoop, autho
 
 @on_both_loops
 def test_a_plain_caller_that_keeps_its_end_open_sees_the_answer_end(
-    new_loop: NewLoop, authority: Authority, monkeypatch: pytest.MonkeyPatch
+    new_loop: NewLoop, authority: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handshakes, "LINGER_S", 10 * DEADLINE_S)
 
@@ -309,7 +309,7 @@ def test_a_plain_caller_that_keeps_its_end_open_sees_the_answer_end(
 
 @on_both_loops
 def test_a_plain_caller_that_never_closes_is_cut_off(
-    new_loop: NewLoop, authority: Authority, monkeypatch: pytest.MonkeyPatch
+    new_loop: NewLoop, authority: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handshakes, "LINGER_S", 0.2)
 
@@ -325,7 +325,7 @@ def test_a_plain_caller_that_never_closes_is_cut_off(
 
 @on_both_loops
 def test_a_tls_client_on_a_plain_port_is_logged_with_the_flags_that_are_missing(
-    new_loop: NewLoop, authority: Authority
+    new_loop: NewLoop, authority: Issuer
 ) -> None:
     async def test() -> None:
         async with tls_server(None) as server, journal_of(connections.rate_limited) as entries:
@@ -344,7 +344,7 @@ def test_a_tls_client_on_a_plain_port_is_logged_with_the_flags_that_are_missing(
 
 @on_both_loops
 def test_who_dials_the_node_shows_a_certificate_and_who_dials_the_cluster_is_not_asked(
-    new_loop: NewLoop, authority: Authority
+    new_loop: NewLoop, authority: Issuer
 ) -> None:
     async def test() -> None:
         async with tls_server(authority.tls()) as server:
@@ -357,7 +357,7 @@ def test_who_dials_the_node_shows_a_certificate_and_who_dials_the_cluster_is_not
     run(test(), new_loop)
 
 
-def test_a_server_without_peers_asks_nobody_for_a_certificate(authority: Authority) -> None:
+def test_a_server_without_peers_asks_nobody_for_a_certificate(authority: Issuer) -> None:
     async def test() -> None:
         async with tls_server(authority.tls(), reserve=0) as server:
             assert b"<None>" in await answer_to(server, trusting(authority), OWN)
@@ -366,7 +366,7 @@ def test_a_server_without_peers_asks_nobody_for_a_certificate(authority: Authori
     run(test())
 
 
-def refused(case: str, authority: Authority, foreign: Authority) -> tuple[ssl.SSLContext, str]:
+def refused(case: str, authority: Issuer, foreign: Issuer) -> tuple[ssl.SSLContext, str]:
     """A caller's context that is no good, and the name that it dials."""
     match case:
         case "none":
@@ -395,7 +395,7 @@ def refused(case: str, authority: Authority, foreign: Authority) -> tuple[ssl.SS
     ],
 )
 def test_a_handshake_that_fails_is_one_line_in_the_journal_and_nothing_is_served(
-    new_loop: NewLoop, authority: Authority, foreign: Authority, case: str, why: str
+    new_loop: NewLoop, authority: Issuer, foreign: Issuer, case: str, why: str
 ) -> None:
     async def test() -> None:
         async with tls_server(authority.tls()) as server, journal_of(handshakes.rate_limited) as entries:
@@ -418,7 +418,7 @@ def test_a_handshake_that_fails_is_one_line_in_the_journal_and_nothing_is_served
 
 
 def test_connections_that_fail_or_end_leave_nothing_to_the_garbage_collector(
-    authority: Authority, foreign: Authority, monkeypatch: pytest.MonkeyPatch
+    authority: Issuer, foreign: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handshakes, "HANDSHAKE_TIMEOUT_S", 0.2)
     kinds = [refused(case, authority, foreign) for case in ("none", "expired", "foreign", "distrust", "old")]

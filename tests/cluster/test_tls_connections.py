@@ -9,7 +9,7 @@ import pytest
 from aiohttp import ClientSession, TCPConnector
 
 from quire.cluster.http import handshakes
-from tests.cluster.tls_files import Authority
+from tests.cluster.access.issued import Issuer
 from tests.cluster.tls_server import (
     GET,
     LONG,
@@ -27,18 +27,18 @@ from tests.replication.loopback import until
 
 
 @pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path / "ours")
+def authority(tmp_path: Path) -> Issuer:
+    return Issuer(tmp_path / "ours")
 
 
 @pytest.fixture
-def foreign(tmp_path: Path) -> Authority:
-    return Authority(tmp_path / "theirs")
+def foreign(tmp_path: Path) -> Issuer:
+    return Issuer(tmp_path / "theirs")
 
 
 @on_both_loops
 def test_long_bodies_answers_and_sockets_pass(
-    new_loop: NewLoop, authority: Authority, caplog: pytest.LogCaptureFixture
+    new_loop: NewLoop, authority: Issuer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test() -> None:
         async with (
@@ -61,9 +61,7 @@ def test_long_bodies_answers_and_sockets_pass(
 
 
 @on_both_loops
-def test_what_a_stranger_may_send_is_bounded_and_then_it_is_no_stranger(
-    new_loop: NewLoop, authority: Authority
-) -> None:
+def test_what_a_stranger_may_send_is_bounded_and_then_it_is_no_stranger(new_loop: NewLoop, authority: Issuer) -> None:
     async def test() -> None:
         async with (
             tls_server(authority.tls()) as server,
@@ -85,7 +83,7 @@ def test_what_a_stranger_may_send_is_bounded_and_then_it_is_no_stranger(
 
 @on_both_loops
 def test_the_caller_s_end_of_a_tls_connection_closes_it_without_a_complaint(
-    new_loop: NewLoop, authority: Authority, caplog: pytest.LogCaptureFixture
+    new_loop: NewLoop, authority: Issuer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test() -> None:
         async with tls_server(authority.tls()) as server:
@@ -106,7 +104,7 @@ def test_the_caller_s_end_of_a_tls_connection_closes_it_without_a_complaint(
 
 @on_both_loops
 def test_a_tls_caller_that_does_not_confirm_the_end_is_cut_off(
-    new_loop: NewLoop, authority: Authority, monkeypatch: pytest.MonkeyPatch
+    new_loop: NewLoop, authority: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handshakes, "CLOSE_TIMEOUT_S", 0.2)
 
@@ -127,7 +125,7 @@ def test_a_tls_caller_that_does_not_confirm_the_end_is_cut_off(
 
 @on_both_loops
 def test_a_connection_is_started_with_the_contexts_of_the_moment_and_keeps_them(
-    new_loop: NewLoop, authority: Authority, foreign: Authority
+    new_loop: NewLoop, authority: Issuer, foreign: Issuer
 ) -> None:
     async def test() -> None:
         async with tls_server(authority.tls()) as server:
@@ -150,7 +148,7 @@ def test_a_connection_is_started_with_the_contexts_of_the_moment_and_keeps_them(
 
 @on_both_loops
 def test_peers_of_a_ca_that_is_gone_are_ended_when_they_are_answered_and_clients_are_not(
-    new_loop: NewLoop, authority: Authority, foreign: Authority
+    new_loop: NewLoop, authority: Issuer, foreign: Issuer
 ) -> None:
     async def test() -> None:
         async with tls_server(authority.tls()) as server:
@@ -180,7 +178,7 @@ def test_peers_of_a_ca_that_is_gone_are_ended_when_they_are_answered_and_clients
 
 @on_both_loops
 def test_a_peer_whose_handshake_was_under_way_when_its_ca_went_is_not_served(
-    new_loop: NewLoop, authority: Authority, foreign: Authority
+    new_loop: NewLoop, authority: Issuer, foreign: Issuer
 ) -> None:
     async def test() -> None:
         async with tls_server(authority.tls()) as server:

@@ -18,7 +18,7 @@ from quire.cluster.http.admission.connections import ConnectionLimit, peer_of
 from quire.cluster.http.app import serve_app
 from quire.cluster.http.listener import Listener
 from quire.replication.net.sockets import StrangerSentTooMuch, of_a_stranger
-from tests.cluster.tls_files import CLUSTER, Authority
+from tests.cluster.access.issued import CLUSTER, Issuer
 from tests.ports import HOST
 
 DEADLINE_S = 60.0
@@ -138,7 +138,7 @@ async def journal_of(*logs: Any) -> AsyncGenerator[list[Any]]:
         yield entries
 
 
-def trusting(authority: Authority, **attributes: Any) -> ssl.SSLContext:
+def trusting(authority: Issuer, **attributes: Any) -> ssl.SSLContext:
     """A client's context, with attributes set as they are given."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(authority.file)

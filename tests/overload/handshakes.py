@@ -33,7 +33,7 @@ from quire.cluster.access.tls import ClientTls, load_client_tls
 from quire.cluster.http import handshakes
 from quire.cluster.http.admission.connections import ConnectionLimit
 from quire.cluster.http.app import serve_app
-from tests.cluster.tls_files import CLUSTER, Authority
+from tests.cluster.access.issued import CLUSTER, Issuer
 from tests.ports import HOST
 from tests.replication.loopback import until
 
@@ -193,7 +193,7 @@ class Client:
 
 async def measure(folder: Path, silent: int, count: int) -> dict[str, Any]:
     """One round."""
-    authority = Authority(folder)
+    authority = Issuer(folder)
     tls = authority.tls()
 
     async def greet(_: web.Request) -> web.Response:

@@ -1,6 +1,7 @@
 """Certificates of a cluster for tests: a CA, nodes' certificates, and files of them."""
 
 import ssl
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,7 +11,10 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
+from quire.cluster.access.tls import Tls, TlsFiles, load_tls
+
 DAY = timedelta(days=1)
+CLUSTER = "shop"
 
 
 class Authority:
@@ -72,3 +76,29 @@ def _builder(
         .not_valid_before(start)
         .not_valid_after(end)
     )
+
+
+@dataclass(frozen=True)
+class Issuer:
+    """A CA of a cluster, and a folder for its files."""
+
+    folder: Path
+    authority: Authority = field(default_factory=lambda: Authority(CLUSTER))
+
+    @property
+    def file(self) -> Path:
+        """The CA's certificate."""
+        path = self.folder / "ca.crt"
+        if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.authority.write(path)
+        return path
+
+    def issue(self, node: str, *, ended: bool = False) -> TlsFiles:
+        """The files of a node; one whose certificate has `ended` cannot load them."""
+        ca = self.file
+        return TlsFiles(*self.authority.issue(self.folder, node, from_day=-2, to_day=-1 if ended else 5), ca)
+
+    def tls(self, node: str = "n1") -> Tls:
+        """What a node with new files is given."""
+        return load_tls(self.issue(node), node)

@@ -10,10 +10,9 @@ from typing import Any
 from quire.cluster.access.roles import Role
 from quire.cluster.access.tls import load_client_tls
 from quire.cluster.access.tokens import add_token, revoke_token
-from tests.cluster.access.issued import Authority
+from tests.cluster.access.issued import CLUSTER, Authority
 from tests.cluster.running import Reply, RunningCluster, read, running_cluster
 
-CLUSTER = "shop"
 ROLES = (Role.READ, Role.WRITE, Role.ADMIN)
 
 

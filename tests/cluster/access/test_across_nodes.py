@@ -18,7 +18,8 @@ from quire.cluster.node.views.status import node_status
 from quire.replication.net.hello import PeerInfo, PeerRefused, dial
 from quire.replication.net.sockets import peer_session
 from quire.replication.net.trust import Trust
-from tests.cluster.access.locked import CLUSTER, Locked, locked_cluster
+from tests.cluster.access.issued import CLUSTER
+from tests.cluster.access.locked import Locked, locked_cluster
 
 DEADLINE_S = 60.0
 Lines = list[MutableMapping[str, Any]]

@@ -15,8 +15,8 @@ from quire.cluster.access.roles import Role
 from quire.cluster.http.admission.authorization import Authorization, Route
 from quire.cluster.standalone.app import ROUTES as LOG_ROUTES
 from tests.cluster.access.callers import ANSWERED, CALLERS, NOT_CONNECTED, OF_NODE, answer_to, page
-from tests.cluster.access.issued import Authority
-from tests.cluster.access.locked import CLUSTER, Locked, locked_cluster
+from tests.cluster.access.issued import CLUSTER, Authority
+from tests.cluster.access.locked import Locked, locked_cluster
 from tests.cluster.running import Reply
 
 PAGE = Path(__file__).parents[3] / "docs" / "http.md"

@@ -16,8 +16,8 @@ from quire.cluster.access.tls import load_client_tls
 from quire.cluster.http.admission.connections import Connection
 from quire.cluster.http.api import API
 from quire.cluster.node.node import Node
-from tests.cluster.access.issued import Authority
-from tests.cluster.access.locked import CLUSTER, Locked, locked_cluster
+from tests.cluster.access.issued import CLUSTER, Authority
+from tests.cluster.access.locked import Locked, locked_cluster
 
 DEADLINE_S = 60.0
 LIFETIMES_S = (2, 8, 32)

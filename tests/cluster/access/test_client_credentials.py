@@ -18,8 +18,8 @@ from quire.cluster.access.client_credentials import (
 )
 from quire.cluster.access.tls import TlsRefused
 from tests.cluster.access.issued import Authority
+from tests.cluster.conftest import TOKEN
 
-TOKEN = "quire_" + "a" * 43
 NEXT = "quire_" + "b" * 43
 
 
@@ -31,21 +31,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-@pytest.fixture(scope="module")
-def authority() -> Authority:
-    return Authority("shop")
-
-
-@pytest.fixture
-def ca(tmp_path: Path, authority: Authority) -> Path:
-    return authority.write(tmp_path / "ca.crt")
-
-
-@pytest.fixture
-def token_file(tmp_path: Path) -> Path:
-    return written(tmp_path / "token", TOKEN)
 
 
 def written(path: Path, token: str) -> Path:
