@@ -27,6 +27,9 @@ JSON = {"Content-Type": "application/json"}
 ADD = b'{"commands": [["add", 1]]}'
 SUM = b'{"request": null}'
 
+MISSING_HERE = "if it has certificates, start this node with --tls-cert, --tls-key and --tls-ca"
+MISSING_THERE = "it does not speak TLS: start it with --tls-cert, --tls-key and --tls-ca"
+
 
 @pytest.fixture(scope="module")
 def formed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
@@ -225,11 +228,14 @@ def test_a_node_without_certificates_is_refused_by_those_with_and_both_sides_say
     with instead(formed, [], PLAIN) as node:
         node.start()
 
-        missing = "if it has certificates, start this node with --tls-cert, --tls-key and --tls-ca"
-        theirs = "it does not speak TLS: start it with --tls-cert, --tls-key and --tls-ca"
         wait_until_said(
             formed,
-            {("n3", "n1"): missing, ("n3", "n2"): missing, ("n1", "n3"): theirs, ("n2", "n3"): theirs},
+            {
+                ("n3", "n1"): MISSING_HERE,
+                ("n3", "n2"): MISSING_HERE,
+                ("n1", "n3"): MISSING_THERE,
+                ("n2", "n3"): MISSING_THERE,
+            },
             {"n1": "plain HTTP on the TLS port", "n2": "plain HTTP on the TLS port", "n3": "a TLS client"},
         )
         assert not node.is_ready()
@@ -245,11 +251,14 @@ def test_a_node_with_certificates_is_refused_by_those_without_and_both_sides_say
     with instead(cluster, files.flags("n3"), files.caller()) as node:
         node.start()
 
-        missing = "if it has certificates, start this node with --tls-cert, --tls-key and --tls-ca"
-        theirs = "it does not speak TLS: start it with --tls-cert, --tls-key and --tls-ca"
         wait_until_said(
             cluster,
-            {("n3", "n1"): theirs, ("n3", "n2"): theirs, ("n1", "n3"): missing, ("n2", "n3"): missing},
+            {
+                ("n3", "n1"): MISSING_THERE,
+                ("n3", "n2"): MISSING_THERE,
+                ("n1", "n3"): MISSING_HERE,
+                ("n2", "n3"): MISSING_HERE,
+            },
             {"n1": "a TLS client", "n2": "a TLS client", "n3": "plain HTTP on the TLS port"},
         )
         assert not node.is_ready()
