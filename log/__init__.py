@@ -31,7 +31,17 @@ from .errors import (
     UnexpectedIndex,
     UnknownVersion,
 )
-from .features import FEATURES, FITNESS, MAX_FEATURE_LENGTH, MAX_FEATURES, SESSION_OWNERS, SESSION_TTL, STATE_QUOTA
+from .features import (
+    FEATURES,
+    FITNESS,
+    HISTORY,
+    MAX_FEATURE_LENGTH,
+    MAX_FEATURES,
+    MEMBERSHIP,
+    SESSION_OWNERS,
+    SESSION_TTL,
+    STATE_QUOTA,
+)
 from .files import FileDirectory, FileStorage, ReadOnlyDirectory, Sync, is_exhaustion
 from .flusher import GroupFlusher
 from .frames import (
@@ -108,10 +118,12 @@ __all__ = [
     "FLUSH_ALWAYS",
     "FLUSH_NEVER",
     "HEADER_BYTES",
+    "HISTORY",
     "LARGEST_STORE_BYTES",
     "MARK_NAME",
     "MAX_FEATURES",
     "MAX_FEATURE_LENGTH",
+    "MEMBERSHIP",
     "SEGMENTS_FOLDER",
     "SESSION_OWNERS",
     "SESSION_TTL",

@@ -21,7 +21,13 @@ STATE_QUOTA = "state_quota"
 SESSION_OWNERS = "session_owners"
 """An `open_session` may name the owner of its session; the name of that session is refused to others."""
 
-FEATURES = frozenset({FITNESS, SESSION_TTL, STATE_QUOTA, SESSION_OWNERS})
+MEMBERSHIP = "membership"
+"""Members that join without a disk, the disks that were removed, and the messages about both."""
+
+HISTORY = "history"
+"""A `history` record begins another history of the log; snapshots and sessions name theirs."""
+
+FEATURES = frozenset({FITNESS, SESSION_TTL, STATE_QUOTA, SESSION_OWNERS, MEMBERSHIP, HISTORY})
 """The features that this program offers."""
 
 MAX_FEATURES = 64

@@ -186,8 +186,8 @@ class SnapshotView(Protocol):
         """The index of a partly fetched snapshot, 0 if there is none."""
         ...
 
-    def members_of(self, members_index: int) -> Sequence[object] | None:
-        """The rows of the members record at that index, if it is the last one below a whole snapshot."""
+    def members_of(self, members_index: int) -> Mapping[str, object] | None:
+        """The fields `members` and `removed` of the members record at that index, if it is the last one below a whole snapshot."""
         ...
 
 
@@ -202,8 +202,7 @@ def _reading() -> Generator[None]:
 def _members_of(payload: bytes | memoryview, index: int) -> Members:
     """The members in the record at `index`."""
     try:
-        rows = decode_system(payload)["members"]
-        return Members.from_record(rows if isinstance(rows, list) else [rows])
+        return Members.from_record(decode_system(payload))
     except (KeyError, TypeError, ValueError) as error:
         raise PayloadInvalid(f"the record at {index} names no members: {error!r}") from error
 
@@ -279,12 +278,20 @@ class Disk:
             if index >= self.lowest_index:
                 raw, _ = self.log.read_frames(index, 1, unflushed=True)
                 return _members_of(next(walk_frames(raw)).payload, index)
-            rows = None if self._snapshots is None else self._snapshots.members_of(index)
-            if rows is None:
+            record = None if self._snapshots is None else self._snapshots.members_of(index)
+            if record is None:
                 raise PayloadInvalid(f"the members record at {index} has expired, and no snapshot has it")
-            return Members.from_record(rows)
+            return Members.from_record(record)
         except (KeyError, TypeError, ValueError) as error:
             raise PayloadInvalid(f"the record at {index} names no members: {error!r}") from error
+
+    def timestamp_of(self, index: int) -> int | None:
+        """The timestamp of the frame that begins at `index`; None if it has expired. Raises NotReadableNow."""
+        if index < self.lowest_index:
+            return None
+        with _reading():
+            raw, _ = self.log.read_frames(index, 1, unflushed=True)
+        return next(walk_frames(raw)).header.timestamp
 
     @property
     def last_epoch(self) -> int:

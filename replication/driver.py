@@ -16,7 +16,7 @@ from typing import Generic, assert_never, cast
 from quire.log import Expiry, Flush, LogClosed, LogError, LogReadOnly, NoRoom, ResourcesExhausted, Sync, Tail
 
 from .core import Core, Reason, actions, events
-from .core.changing import NotLeading
+from .core.membership.changing import NotLeading, Wanted
 from .core.messages import (
     Ack,
     HeartbeatEcho,
@@ -155,12 +155,12 @@ class Driver(Generic[OwnerT]):
         else:
             self.step(events.TransferRequested(target))
 
-    def promote(self, ask_id: int, node_id: str, address: str) -> None:
-        """Begin the next change of members on the way to making a node a voter; `ChangeEvents.change_ended` follows."""
+    def change(self, ask_id: int, wanted: Wanted) -> None:
+        """Begin the next change of members on the way to what is wanted; `ChangeEvents.change_ended` follows."""
         if self.has_ended:
             self._ports.changes.change_ended(ask_id, NotLeading())
         else:
-            self.step(events.PromoteRequested(ask_id, node_id, address))
+            self.step(events.ChangeRequested(ask_id, wanted))
 
     def tick(self) -> None:
         """Pass the core the measurements since the last tick, and the time."""
@@ -271,6 +271,8 @@ class Driver(Generic[OwnerT]):
                 self._ports.role.members_changed(members)
             case actions.ChangeEnded(ask_id, outcome):
                 self._ports.changes.change_ended(ask_id, outcome)
+            case actions.LeaveCluster(index):
+                self._ports.health.removed(index)
             case actions.Alarm(text):
                 self._ports.health.alarmed(text)
             case actions.Halt(reason):

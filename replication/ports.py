@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from .core import Members, Reason, actions
-from .core.changing import Outcome
+from .core.membership.changing import Outcome
 from .core.messages import Ack, CrcMismatch, Open, OpenAnswer, PeerMessage
 from .disk import OwnerT, Placed, Write
 from .net.hello import PeerInfo
@@ -144,6 +144,10 @@ class Health(Protocol):
 
     def halted(self, reason: str) -> None:
         """The node must stop."""
+        ...
+
+    def removed(self, index: int) -> None:
+        """The record at `index` removed this node's disk from the cluster: the node must stop for good."""
         ...
 
     def failed(self, error: Exception) -> None:

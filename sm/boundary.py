@@ -24,6 +24,12 @@ class Boundary(NamedTuple):
     epochs: tuple[tuple[int, int], ...] = ()
     digest: bytes = EMPTY_DIGEST
     features: tuple[str, ...] = ()
+    removed: Sequence[Sequence[object]] = []
+
+    @property
+    def members_record(self) -> dict[str, object]:
+        """The fields of the last record of members: `members`, and `removed` if it has any."""
+        return {"members": self.members, **({"removed": self.removed} if self.removed else {})}
 
 
 LOG_START = Boundary()

@@ -83,7 +83,7 @@ def check_usable(manifest: Manifest) -> None:
     try:
         if manifest.boundary.members_index is None:
             raise ValueError("no record names them")
-        Members.from_record(manifest.boundary.members)
+        Members.from_record(manifest.boundary.members_record)
     except ValueError as error:
         raise SnapshotRefused(f"its manifest names no members: {error}") from error
     if unknown := sorted(set(manifest.boundary.features) - FEATURES):

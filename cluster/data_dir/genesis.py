@@ -96,7 +96,7 @@ def make_genesis(
     value: dict[str, object] = {
         "type": "genesis",
         "cluster_id": os.urandom(CLUSTER_ID_BYTES),
-        "members": members.to_record(),
+        **members.to_record(),
         "machine": list(machine),
         "initial": initial,
         "limits": {
@@ -131,7 +131,7 @@ def read_genesis(raw: bytes) -> Genesis:
         if any(type(feature) is not str for feature in value.get("features", [])):
             raise ValueError(f"{value['features']!r:.80} are not features")
         _check_limits(dict(limits))
-        return Genesis(cluster_id, Members.from_record(value["members"]), (name, version), value["initial"], limits)
+        return Genesis(cluster_id, Members.from_record(value), (name, version), value["initial"], limits)
     except (LogError, StopIteration, KeyError, TypeError, ValueError) as error:
         raise GenesisInvalid(f"not a genesis record: {type(error).__name__}: {error}") from error
 

@@ -12,7 +12,7 @@ from itertools import count
 from typing import assert_never
 
 from quire.replication import Replica
-from quire.replication.core import changing
+from quire.replication.core.membership import changing
 
 from ..errors import (
     ChangeUnderWay,
@@ -77,7 +77,7 @@ class Promotions:
                     changes.append(index)
                     if self._replica.core.status().members.of_node(node_id) is not None:
                         break
-                case changing.AlreadyVoter():
+                case changing.Unchanged():
                     break
                 case outcome:
                     error = error_of(outcome, node_id, self._not_leader)
@@ -91,7 +91,7 @@ class Promotions:
         answer: asyncio.Future[changing.Outcome] = asyncio.get_running_loop().create_future()
         self._waiting[ask_id] = answer
         try:
-            self._replica.driver.promote(ask_id, node_id, address)
+            self._replica.driver.change(ask_id, changing.Promote(node_id, address))
             return await answer
         finally:
             del self._waiting[ask_id]

@@ -99,7 +99,7 @@ class History:
         value = {
             "type": "genesis",
             "cluster_id": CLUSTER_ID,
-            "members": members.to_record(),
+            **members.to_record(),
             "machine": ["tally", 1],
             "initial": None,
             "limits": {"max_frame_bytes": settings.log.max_frame_bytes},

@@ -7,7 +7,7 @@ from quire.log import LogError
 from quire.log.simulated import faulty
 from quire.replication import PromiseLost
 from quire.replication.core import events
-from quire.replication.core.changing import AlreadyVoter, Changed, Outcome
+from quire.replication.core.membership.changing import Changed, Outcome, Promote, Unchanged
 
 from .checks import Checks, Violation
 from .clock import MILLISECOND, Schedule
@@ -235,7 +235,7 @@ class Nemesis:
         ask_id = self.promoting[name] = next(self._asks)
         leader = next((node for node in self.nodes if node.leads), None)
         if leader is not None:
-            leader.run(leader.life, leader.step, events.PromoteRequested(ask_id, name, f"{name}:1"))
+            leader.run(leader.life, leader.step, events.ChangeRequested(ask_id, Promote(name, f"{name}:1")))
         self.schedule.later(self._operator.randint(*ASKS_AGAIN_US), self._ask_again, name, ask_id)
 
     def _ask_again(self, name: str, ask_id: int) -> None:
@@ -246,7 +246,7 @@ class Nemesis:
         name = next((name for name, asked in self.promoting.items() if asked == ask_id), None)
         if isinstance(outcome, Changed):
             self.checks.counts.changes += 1
-        if name is not None and isinstance(outcome, AlreadyVoter):
+        if name is not None and isinstance(outcome, Unchanged):
             del self.promoting[name]
             self._wiped = False  # Every majority has all committed records again: another disk may be lost.
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .changing import Outcome
 from .events import Reason, Request
 from .members import Members
+from .membership.changing import Outcome
 from .messages import CoreMessage, CrcMismatch, Open, OpenAnswer, Promise, Snapshot
 from .status import NodeRole
 
@@ -195,10 +195,17 @@ class MembersChanged:
 
 @dataclass(frozen=True, slots=True)
 class ChangeEnded:
-    """The answer to a `PromoteRequested`: at once if nothing changes, otherwise once the record is committed."""
+    """The answer to a `ChangeRequested`: at once if nothing changes, otherwise once the record is committed."""
 
     ask_id: int
     outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveCluster:
+    """Stop this node for good: the record at `index`, which is committed, removed its disk."""
+
+    index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +268,7 @@ Action = (
     | RoleChanged
     | MembersChanged
     | ChangeEnded
+    | LeaveCluster
     | TransferEnded
     | RejectRequest
     | ReadReady

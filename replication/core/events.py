@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from .membership.changing import Wanted
 from .messages import Ack, CoreMessage, CrcMismatch, Open, OpenAnswer, Promise, Snapshot
 
 
@@ -74,15 +75,21 @@ class TransferRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class PromoteRequested:
-    """Append the next change needed to make a node a voter, for an operator (rule 15).
+class ChangeRequested:
+    """Append the next change of members on the way to what is wanted, for an operator (rule 15).
 
-    `address` is that of its future row. `ChangeEnded` with the same `ask_id` answers.
+    `ChangeEnded` with the same `ask_id`, which is not 0, answers.
     """
 
     ask_id: int
-    node_id: str
-    address: str
+    wanted: Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """An operator drains this node: it lets others lead as long as one can. A level: it holds until the next one."""
+
+    drained: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +318,7 @@ LeaderEvent = (
     | Proposed
     | ReadRequested
     | TransferRequested
-    | PromoteRequested
+    | ChangeRequested
 )
 """Events handled by a leadership; a node that does not lead refuses them."""
 
@@ -331,7 +338,9 @@ DiskEvent = (
 )
 """Results of disk actions."""
 
-NodeEvent = Received | StreamClosed | ExpiryDue | Expired | LinkUp | LinkDown | Nominated | Stopped | Measured | Tick
+NodeEvent = (
+    Received | StreamClosed | ExpiryDue | Expired | LinkUp | LinkDown | Nominated | Drained | Stopped | Measured | Tick
+)
 """Events that every node handles, whether it leads, follows or neither."""
 
 Event = LeaderEvent | FollowerEvent | DiskEvent | NodeEvent

@@ -8,16 +8,17 @@ flushes cannot count (rule 2). Its followers' streams are in `downstreams`, tran
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
 from . import actions, events
 from .belief import Refusal
-from .changing import ChangeContext, Changed, Full, Lost, NotConnected, NotLeading, Outcome, next_change
 from .downstreams import Downstreams
 from .events import Reason, Request
 from .fitness.handover import Handover
 from .fitness.levels import PROBE_TIMEOUTS
-from .members import Member, Members
+from .members import NO_DISK, Member
+from .membership.changes import Changes, Leadership
+from .membership.changing import NotLeading
 from .messages import Heartbeat, HeartbeatEcho, OpenAnswer, OpenVerb, PreVote, Promise
 from .state import State
 from .status import InstallStatus, LeaderStatus, Queues, StreamStatus
@@ -30,13 +31,6 @@ class Read:
     read_id: int
     index: int
     sequence: int
-
-
-class Change(NamedTuple):
-    """A change of members that is not committed yet: who asked for it, and the index of its record."""
-
-    ask_id: int
-    index: int  # type: ignore[assignment]  # It hides tuple.index, which nobody needs here.
 
 
 class Leading:
@@ -62,7 +56,18 @@ class Leading:
         self._heartbeat_at = state.now
         self._reads: deque[Read] = deque()
         self.handover = Handover(state, promise, self.downstreams, self._is_heard)
-        self._change: Change | None = None
+        self.changes = Changes(
+            state,
+            self.downstreams,
+            Leadership(
+                promise,
+                lambda: self.serving,
+                lambda: self.start_index,
+                lambda: self.handover.target,
+                self._is_heard,
+                lambda: self._wanted_features,
+            ),
+        )
         self._wanted_features: frozenset[str] = frozenset()
         self._features_at = 0  # When to ask for the record again, after the log refused it.
 
@@ -83,8 +88,8 @@ class Leading:
                 self.read(read_id)
             case events.TransferRequested(target):
                 self.handover.begin(target, serving=self.serving)
-            case events.PromoteRequested():
-                self.promote(event)
+            case events.ChangeRequested():
+                self.changes.request(event)
             case _:
                 assert_never(event)
 
@@ -208,8 +213,7 @@ class Leading:
             while self._uncommitted and self._uncommitted[0][0] <= reached:
                 self._uncommitted_bytes -= self._uncommitted.popleft()[1]
             self.state.backlog_ends(reached)
-            if self._change and reached > self._change.index:
-                self._end_change(Changed(self._change.index))
+            self.changes.committed(reached)
 
     # Being heard
 
@@ -257,6 +261,7 @@ class Leading:
             self.send_heartbeats()
         self.handover.tick()
         self._use_features()
+        self.changes.tick()
 
     @property
     def stuck_us(self) -> int:
@@ -337,7 +342,7 @@ class Leading:
             return
         if self.handover.target is not None or state.awake < self._features_at:
             return
-        offers = [self._offered_by(member) for member in state.members.members]
+        offers = [self._offered_by(m) for m in state.members.members if m.disk_id != NO_DISK]
         names = state.options.features.intersection(*offers)
         if not names <= state.features:
             self._wanted_features = names | state.features
@@ -350,52 +355,14 @@ class Leading:
             return state.options.features
         return state.offers.get(member.node_id, frozenset()) if state.is_linked(member) else frozenset()
 
-    # Members (rule 15)
-
-    def promote(self, asked: events.PromoteRequested) -> None:
-        """Append the next change needed to make a node a voter, or say why there is none.
-
-        It counts for every majority as soon as it is in the log, even for its own commit; `ChangeEnded` follows when it
-        is committed. No other change is appended before that: `next_change` checks the log.
-        """
-        state = self.state
-        lacking = (self._wanted_features | state.features) - state.offers.get(asked.node_id, frozenset())
-        if asked.node_id in state.links and lacking:
-            connected = tuple(sorted(state.links.keys() - {asked.node_id}))  # As it will be once they are committed.
-            state.act(actions.ChangeEnded(asked.ask_id, NotConnected(connected, tuple(sorted(lacking)))))
-            return
-        answer = next_change(self._change_context(asked.node_id), asked.node_id, asked.address)
-        if not isinstance(answer, Members):
-            state.act(actions.ChangeEnded(asked.ask_id, answer))
-            return
-        self._change = Change(asked.ask_id, state.log.highest_index)
-        record = {"type": "members", "members": answer.to_record()}
-        state.act(actions.AppendSystem(self.promise.epoch, state.majority_clock, record))
-
-    def _change_context(self, node_id: str) -> ChangeContext:
-        state = self.state
-        match_index = self.downstreams.match_index(node_id, state.links.get(node_id))
-        return ChangeContext(
-            serving=self.serving,
-            start_index=self.start_index,
-            commit_index=state.commit_index,
-            members=state.members,
-            members_index=state.log.members_index or 0,
-            transferring_to=self.handover.target,
-            connected=tuple(sorted(state.links)),
-            disk_id=state.me.disk_id if node_id == state.me.node_id else state.links.get(node_id),
-            lag_bytes=None if match_index is None else state.log.bytes_from(match_index),
-            promotable_bytes=state.options.promotable_bytes,
-            is_heard=self._is_heard(),
-        )
+    # The end of an append
 
     def append_refused(self, reason: Reason, *, is_system: bool) -> bool:
         """An append was refused: if it was that of a change or of features, that record is not in the log.
 
         Refuse everything that waits; return False if this leader does not serve yet.
         """
-        if self._change and self.state.log.members_index != self._change.index:
-            self._end_change(Full())
+        self.changes.refused()
         if is_system and not self._wanted_features <= self.state.features:
             # If it was another record, a second record that names the same features has no effect.
             self._wanted_features = frozenset()
@@ -403,11 +370,6 @@ class Leading:
         if self.serving:
             self.refuse_waiting(reason)
         return self.serving
-
-    def _end_change(self, outcome: Outcome) -> None:
-        if self._change:
-            self.state.act(actions.ChangeEnded(self._change.ask_id, outcome))
-        self._change = None
 
     # The end
 
@@ -418,7 +380,7 @@ class Leading:
     def end(self) -> None:
         """Refuse writes that were not appended and waiting reads; close the streams."""
         self.refuse_waiting(Reason.NOT_LEADER)
-        self._end_change(Lost())
+        self.changes.lost()
         for read in self._reads:
             self.state.act(actions.ReadReady(read.read_id, None))
         self._reads.clear()
@@ -438,7 +400,7 @@ def refuse_not_leading(state: State, event: events.LeaderEvent) -> None:
             state.act(actions.ReadReady(read_id, None))
         case events.TransferRequested():
             state.act(actions.TransferEnded("this node does not lead"))
-        case events.PromoteRequested(ask_id):
+        case events.ChangeRequested(ask_id):
             state.act(actions.ChangeEnded(ask_id, NotLeading()))
         case events.AckArrived() | events.CrcMismatchArrived() | events.Shipped():
             pass

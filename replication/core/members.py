@@ -1,7 +1,7 @@
-"""The members of the cluster: how it forms (rule 0), and what a majority of its voters is."""
+"""The members of the cluster: who belongs to it and what a majority of its voters is (rule 15)."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -11,7 +11,10 @@ from ..address import host_and_port
 MAX_NODE_ID_BYTES = 24
 NODE_ID = re.compile(rf"[a-z0-9-]{{1,{MAX_NODE_ID_BYTES}}}")
 DISK_ID_BYTES = 16
+NO_DISK = bytes(DISK_ID_BYTES)
+"""In the row of a node that has not connected yet: its first proven hello names its disk."""
 MAX_MEMBERS = 64
+MAX_REMOVED = 1_000
 
 
 class Identity(NamedTuple):
@@ -23,10 +26,11 @@ class Identity(NamedTuple):
 
 
 class Role(StrEnum):
-    """A voter counts for majorities; an observer only replicates."""
+    """A voter counts for majorities; an observer only replicates; one that joins becomes a voter once it is level."""
 
     VOTER = "voter"
     OBSERVER = "observer"
+    JOINING = "joining"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,35 +43,66 @@ class Member:
     role: Role
 
 
+class Removed(NamedTuple):
+    """A disk that is no longer a member: the record at `index` removed it. A node may return with another disk."""
+
+    node_id: str
+    disk_id: bytes
+    index: int  # type: ignore[assignment]  # It hides tuple.index, which nobody needs here.
+
+
 def _member(row: object) -> Member:
     if type(row) is not list or len(row) != 4:
         raise ValueError(f"{row!r} is not a row of node_id, disk_id, address and role")
     node_id, disk_id, address, role = row
-    if type(node_id) is not str or type(address) is not str or type(disk_id) is not bytes:
+    if type(address) is not str:
+        raise ValueError(f"{row!r} does not name a node")
+    _check_ids(row, node_id, disk_id)
+    host_and_port(address)
+    if disk_id == NO_DISK and role == Role.VOTER:
+        raise ValueError(f"{row!r} is a voter without a disk")
+    return Member(node_id, disk_id, address, Role(role))
+
+
+def _removed(row: object) -> Removed:
+    if type(row) is not list or len(row) != 3:
+        raise ValueError(f"{row!r} is not a row of node_id, disk_id and index")
+    node_id, disk_id, index = row
+    _check_ids(row, node_id, disk_id)
+    if type(index) is not int or not 0 <= index < 1 << 63:
+        raise ValueError(f"{row!r} does not name a record")
+    return Removed(node_id, disk_id, index)
+
+
+def _check_ids(row: object, node_id: object, disk_id: object) -> None:
+    if type(node_id) is not str or type(disk_id) is not bytes:
         raise ValueError(f"{row!r} does not name a node")
     if not NODE_ID.fullmatch(node_id) or len(disk_id) != DISK_ID_BYTES:
         raise ValueError(f"{row!r} has ids of another shape")
-    host_and_port(address)
-    return Member(node_id, disk_id, address, Role(role))
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The members in a `genesis` or `members` record."""
+    """The members in a `genesis`, `members` or `history` record, and the disks that were removed, oldest first."""
 
     members: tuple[Member, ...]
+    removed: tuple[Removed, ...] = ()
     _voters: tuple[Member, ...] = field(init=False, repr=False, compare=False)  # Read several times per step.
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_voters", tuple(m for m in self.members if m.role is Role.VOTER))
 
     @classmethod
-    def from_record(cls, rows: Iterable[object]) -> "Members":
-        """The members of a system record's `members` field: rows of node_id, disk_id, address, role.
+    def from_record(cls, record: Mapping[str, object]) -> "Members":
+        """The members of a system record: its field `members` has rows of node_id, disk_id, address and role, and its
+        field `removed`, which it need not have, rows of node_id, disk_id and index.
 
         Raises:
             ValueError: a row has another shape, a node has two, their number is out of range, or none is a voter's.
         """
+        rows, gone = record.get("members"), record.get("removed", [])
+        if type(rows) is not list or type(gone) is not list or len(gone) > MAX_REMOVED:
+            raise ValueError("the record has no rows of members, or too many of removed ones")
         members = tuple(_member(row) for row in rows)
         if not 0 < len(members) <= MAX_MEMBERS:
             raise ValueError(f"{len(members)} members; there are 1 to {MAX_MEMBERS}")
@@ -75,11 +110,19 @@ class Members:
             raise ValueError("a node has two rows")
         if not any(member.role is Role.VOTER for member in members):
             raise ValueError("no member is a voter")
-        return cls(members)
+        return cls(members, tuple(_removed(row) for row in gone))
 
-    def to_record(self) -> list[list[str | bytes]]:
-        """The rows for a system record."""
-        return [[m.node_id, m.disk_id, m.address, str(m.role)] for m in self.members]
+    def to_record(self) -> dict[str, object]:
+        """The fields for a system record. A record of an earlier version has no `removed`."""
+        rows = [[m.node_id, m.disk_id, m.address, str(m.role)] for m in self.members]
+        return {"members": rows, **({"removed": [list(gone) for gone in self.removed]} if self.removed else {})}
+
+    def removal_of(self, node_id: str, disk_id: bytes) -> int | None:
+        """The index of the record that removed this disk; None if it was not removed."""
+        if any((member.node_id, member.disk_id) == (node_id, disk_id) for member in self.members):
+            return None
+        found = [gone.index for gone in self.removed if (gone.node_id, gone.disk_id) == (node_id, disk_id)]
+        return max(found, default=None)
 
     def voters(self) -> tuple[Member, ...]:
         """The members that count."""
@@ -104,50 +147,3 @@ class Members:
     def held_by_majority(self, value_of: Callable[[Member], int]) -> int:
         """The greatest value that more than half of the voters have reached."""
         return sorted(map(value_of, self._voters), reverse=True)[self.majority() - 1]
-
-
-class Formation:
-    """What an unformatted node knows about the others, until there is a genesis (rule 0).
-
-    The cluster forms when *all* initial members are connected and all are unformatted; then the lowest id makes the
-    genesis frame. A majority is not enough: a wiped majority would form an empty cluster next to the disks that hold
-    the data.
-    """
-
-    def __init__(self, me: Identity, address: str, initial: Sequence[str]) -> None:
-        self._me = Member(me.node_id, me.disk_id, address, Role.VOTER)
-        self._initial = sorted(initial)
-        self._linked: dict[str, Member] = {}
-
-    def linked(self, node_id: str, disk_id: bytes, address: str, *, formatted: bool) -> None:
-        """The link that this node dialled to a peer is up."""
-        if formatted:
-            self._linked.pop(node_id, None)
-        else:
-            self._linked[node_id] = Member(node_id, disk_id, address, Role.VOTER)
-
-    def unlinked(self, node_id: str) -> None:
-        """The link is down."""
-        self._linked.pop(node_id, None)
-
-    @property
-    def others(self) -> list[str]:
-        """The initial members but this node."""
-        return [node for node in self._initial if node != self._me.node_id]
-
-    def awaited(self) -> list[str]:
-        """The initial members that are not connected, or are connected and formatted."""
-        return [node for node in self.others if node not in self._linked]
-
-    def members(self) -> Members | None:
-        """The members with which to form the cluster, if that is this node's task now."""
-        if self._me.node_id != self._initial[0] or self.awaited():
-            return None
-        return Members(tuple(self._linked.get(node, self._me) for node in self._initial))
-
-    def accepts(self, offered: Members, *, committed: bool) -> bool:
-        """Whether this node accepts a genesis that a member offers.
-
-        Yes if its own disk is among the members, committed or not; else only a committed one, as an observer.
-        """
-        return committed or any(member.disk_id == self._me.disk_id for member in offered.members)

@@ -44,6 +44,21 @@ class GenesisOffer:
 
 
 @dataclass(frozen=True, slots=True)
+class Removal:
+    """Tells a removed node that the record at `index`, which is committed, removed its disk."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """The addresses of the members, each (node_id, address), in the sender's record at `index`: where to find peers."""
+
+    index: int
+    addresses: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PreVote:
     """Asks whether the receiver would promise an epoch. It has no effect (section 9.6 of the Raft thesis).
 
@@ -160,8 +175,8 @@ class ControlMessage:
     data: bytes
 
 
-CoreMessage = PreVote | PreVoteAnswer | Campaign | VoteRequest | VoteAnswer | Heartbeat | HeartbeatEcho
-PeerMessage = CoreMessage | GenesisOffer | PositionReport | LagReport | Probe | ProbeEcho | ControlMessage
+CoreMessage = PreVote | PreVoteAnswer | Campaign | VoteRequest | VoteAnswer | Heartbeat | HeartbeatEcho | Removal
+PeerMessage = CoreMessage | GenesisOffer | Directory | PositionReport | LagReport | Probe | ProbeEcho | ControlMessage
 
 
 @dataclass(frozen=True, slots=True)

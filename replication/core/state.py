@@ -69,6 +69,10 @@ class LogView(Protocol):
         """(epoch, first index) pairs, ascending."""
         ...
 
+    def timestamp_of(self, index: int) -> int | None:
+        """The timestamp of the frame that begins at `index`, read from disk; None if it has expired."""
+        ...
+
     def bytes_from(self, index: int) -> int:
         """How many bytes of durable frames there are from this boundary on."""
         ...
@@ -105,6 +109,7 @@ class CoreOptions:
     open_epochs: int = 10_000  # Named in one opening: the newest.
     reads_waiting: int = 10_000  # Linearizable reads that wait for an echo. More: refused.
     promotable_bytes: int = 8 << 20  # What a new voter may lack: a stream's window (rule 15).
+    auto_replace_us: int = 0  # How long a lost disk keeps its vote if its node is back without it; 0: for good.
     features: frozenset[str] = frozenset()  # What this program offers.
 
 

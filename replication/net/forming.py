@@ -8,7 +8,8 @@ from aiohttp import ClientSession, web
 
 from quire.log import FrameInvalid, Kind, PayloadInvalid, UnknownVersion, decode_system, walk_frames
 
-from ..core.members import Formation, Identity, Members
+from ..core.members import Identity, Members
+from ..core.membership.formation import Formation
 from ..core.messages import GenesisOffer, PeerMessage
 from .hello import NO_CLUSTER, PeerInfo, is_address
 from .links import Link, LinkServer, failure_of
@@ -30,7 +31,7 @@ def members_of_genesis(raw: bytes) -> Members:
         value: dict[str, Any] = decode_system(frames[0].payload)
         if value.get("type") != "genesis":
             raise BadMessage(f"a genesis was expected, not {value.get('type')!r}")
-        members = Members.from_record(value["members"])
+        members = Members.from_record(value)
         if not all(is_address(member.address) for member in members.members):
             raise BadMessage("a member's address is not HOST:PORT")
         return members

@@ -20,7 +20,7 @@ replaces it (segments of the log, or an older snapshot), `check_newest` checks t
 """
 
 import errno
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from hashlib import sha256
 from threading import Lock
@@ -140,10 +140,14 @@ class SnapshotStore:
         held = self._manifests  # Read once: other threads replace it.
         return [held[index] for index in sorted(held)]
 
-    def members_of(self, members_index: int) -> Sequence[Sequence[object]] | None:
-        """The members of the record at `members_index`, if it is the last one below some whole snapshot; else None."""
+    def members_of(self, members_index: int) -> Mapping[str, object] | None:
+        """The fields `members` and `removed` of the record at `members_index`, if it is the last one below some whole
+        snapshot; else None.
+        """
         boundaries = (manifest.boundary for manifest in self.manifests)
-        return next((boundary.members for boundary in boundaries if boundary.members_index == members_index), None)
+        return next(
+            (boundary.members_record for boundary in boundaries if boundary.members_index == members_index), None
+        )
 
     # Writing
 

@@ -149,7 +149,7 @@ def test_each_refusal_has_its_numbers(outcome: changing.Refused, named: dict[str
 
 
 def test_an_answer_that_nobody_waits_for_any_more_is_dropped() -> None:
-    Promotions(cast("Any", None), lambda: None, {}, 1).change_ended(7, changing.AlreadyVoter())
+    Promotions(cast("Any", None), lambda: None, {}, 1).change_ended(7, changing.Unchanged())
 
 
 async def test_a_cluster_of_one_grows_and_the_control_plane_with_it(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """What a node's disk holds beside the log in the tests' world, and what a full one refuses."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from quire.log import Kind, ResourcesExhausted, walk_frames
 from quire.replication import Disk
@@ -14,10 +13,10 @@ class Snapshots:
 
     indices: list[int] = field(default_factory=list)
     fetching: int = 0
-    members: dict[int, list[list[Any]]] = field(default_factory=dict)
+    members: dict[int, dict[str, object]] = field(default_factory=dict)
 
-    def members_of(self, members_index: int) -> list[list[Any]] | None:
-        """The rows that a test put there."""
+    def members_of(self, members_index: int) -> dict[str, object] | None:
+        """The fields that a test put there."""
         return self.members.get(members_index)
 
 

@@ -12,7 +12,7 @@ from quire.log import Log, LogOptions, encode_records, wall_clock
 from quire.log.simulated import faulty
 from quire.replication import Disk, Placed, Ports, PromiseFile, Reason, Replica, ReplicaOptions, Write
 from quire.replication.core import Core, CoreOptions, Identity, Members, actions
-from quire.replication.core.changing import Outcome
+from quire.replication.core.membership.changing import Outcome
 from quire.replication.net.hello import PeerInfo
 from quire.replication.ports import Device, Links, Streams
 from quire.replication.replica import CheckedDriver

@@ -177,7 +177,7 @@ def test_the_clock_of_a_disk_that_is_no_voter_any_more_is_forgotten() -> None:
     world.run_for(0.3)
     assert leader.state.clocks.age_us("n3", disk_id("n3"), world.now) is not None
 
-    record = {"type": "members", "members": voters("n1", "n2").to_record()}
+    record = {"type": "members", **voters("n1", "n2").to_record()}
     leader.running.append_system(leader.state.promise.epoch, world.clock(), record)
     leader.step(events.Tick())
 

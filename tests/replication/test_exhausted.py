@@ -299,7 +299,7 @@ def test_members_after_a_truncation_need_no_descriptor_and_are_those_of_the_last
         disk.log.append([f"{number}" * 4_000], epoch=1)
         if number % 8 == 0:
             members = expected[disk.log.tail.index] = voters("n1", f"n{number + 2}")
-            disk.append_system(1, 0, {"type": "members", "members": members.to_record()})
+            disk.append_system(1, 0, {"type": "members", **members.to_record()})
     assert len(disk.log.segments.bases) > 3
 
     for cut in range(disk.log.tail.index - 1, 0, -1):
@@ -318,9 +318,7 @@ def test_members_in_a_segment_that_the_same_frames_filled_need_no_descriptor() -
     world.run_for(0.1)
     disk, other = world["n1"].running, world["n2"].log
     members = voters("n1", "n2", "n3")
-    other.append_payload(
-        encode_system({"type": "members", "members": members.to_record()}), count=1, kind=Kind.SYSTEM, epoch=1
-    )
+    other.append_payload(encode_system({"type": "members", **members.to_record()}), count=1, kind=Kind.SYSTEM, epoch=1)
     start = other.tail.index - 1
     for number in range(DEEP):
         other.append([f"{number}" * 4_000], epoch=1)

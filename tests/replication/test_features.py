@@ -9,8 +9,8 @@ from aiohttp.web import WebSocketResponse
 from quire.cluster.node.membership import error_of
 from quire.log import Kind, pack, walk_frames
 from quire.replication.core import events
-from quire.replication.core.changing import NotConnected
 from quire.replication.core.fitness import Level
+from quire.replication.core.membership.changing import NotConnected, Promote
 from quire.replication.core.messages import Promise
 from quire.replication.net.hello import PeerInfo, PeerRefused, answer_hello, check_peer, dial_hello, mac
 from quire.replication.net.wire import BadMessage
@@ -138,7 +138,7 @@ def test_a_node_that_lacks_a_feature_in_use_is_not_promoted(world: World) -> Non
     leader = leading(world)
     ticked(leader, NEW)
 
-    leader.step(events.PromoteRequested(1, "n3", "h:3"))
+    leader.step(events.ChangeRequested(1, Promote("n3", "h:3")))
 
     assert leader.changes[1] == NotConnected(("n2",), ("later",))
     error = error_of(NotConnected(("n2",), ("later",)), "n3", lambda: None)

@@ -4,7 +4,7 @@ import pytest
 
 from quire.log import Kind, encode_frame, encode_records, encode_system
 from quire.replication.core import Identity, Member, Members, Role
-from quire.replication.core.members import Formation
+from quire.replication.core.membership.formation import Formation
 from quire.replication.net.forming import members_of_genesis
 from quire.replication.net.wire import BadMessage
 from tests.replication.world import genesis_frame, voters

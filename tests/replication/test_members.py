@@ -7,8 +7,8 @@ import pytest
 from quire.log import Kind, Log, LogOptions, MemoryDirectory, PayloadInvalid, encode_frame, encode_system
 from quire.replication import Disk, PromiseFile
 from quire.replication.core import MAX_MEMBERS, Member, Members, Reason, Role, actions, events
-from quire.replication.core.changing import (
-    AlreadyVoter,
+from quire.replication.core.downstreams import Downstream
+from quire.replication.core.membership.changing import (
     Behind,
     Changed,
     ChangeUnderWay,
@@ -18,11 +18,12 @@ from quire.replication.core.changing import (
     NotFollowing,
     NotLeading,
     NotServing,
+    Promote,
     TooMany,
     TransferUnderWay,
+    Unchanged,
     Unheard,
 )
-from quire.replication.core.downstreams import Downstream
 from quire.replication.core.messages import Ack, Snapshot
 from tests.replication.disks import Snapshots, remove_expired
 from tests.replication.world import SimNode, World, disk_id, voters
@@ -113,7 +114,7 @@ def changed_alone() -> tuple[Disk, int]:
     world = World("n1")
     world.start()
     disk, index = world["n1"].running, world["n1"].log.tail.index
-    disk.append_system(1, 0, {"type": "members", "members": voters("n1", "n2").to_record()})
+    disk.append_system(1, 0, {"type": "members", **voters("n1", "n2").to_record()})
     assert disk.members == voters("n1", "n2")
     return disk, index
 
@@ -138,7 +139,7 @@ def test_an_observer_is_promoted_by_one_change_and_counts_on_every_node() -> Non
     changed, done = promoted(world, world["n1"], "n3")
 
     assert isinstance(changed, Changed)
-    assert done == AlreadyVoter()
+    assert done == Unchanged()
     assert all(voters_of(node) == ["n1", "n2", "n3"] for node in world.nodes.values())
     assert world["n3"].roles[-1].role == "follower"
     assert [world["n1"].log.members_index, world["n1"].state.commit_index > changed.index] == [changed.index, True]
@@ -152,7 +153,7 @@ def test_a_lost_disk_is_replaced_by_two_changes_each_committed_before_the_next()
 
     assert isinstance(removed, Changed)
     assert isinstance(added, Changed)
-    assert done == AlreadyVoter()
+    assert done == Unchanged()
     assert removed.index < added.index
     steps = [[(voter.node_id, voter.disk_id) for voter in members.voters()] for members in leader.members_changed]
     both = [("n1", disk_id("n1")), ("n2", disk_id("n2"))]
@@ -173,7 +174,7 @@ def test_interrupted_between_the_two_asking_the_next_leader_again_finishes() -> 
     added, done = promoted(world, leader, "n3")
 
     assert isinstance(added, Changed)
-    assert done == AlreadyVoter()
+    assert done == Unchanged()
     assert voters_of(world["n3"]) == ["n1", "n2", "n3"]
 
 
@@ -251,7 +252,7 @@ def test_a_disk_reads_the_record_that_it_appends_where_one_was_truncated() -> No
     disk, index = changed_alone()
 
     disk.truncate(index)
-    disk.append_system(2, 0, {"type": "members", "members": voters("n1", "n3").to_record()})
+    disk.append_system(2, 0, {"type": "members", **voters("n1", "n3").to_record()})
 
     assert (disk.members_index, disk.members) == (index, voters("n1", "n3"))
 
@@ -526,7 +527,7 @@ def test_as_many_members_as_may_be_and_not_one_more(count: int) -> None:
     leader = world["n1"]
     idle = [Member(f"o{number}", bytes(16), "o:1", Role.OBSERVER) for number in range(count - 1)]
     members = Members((*world.members.members, *idle))
-    leader.running.append_system(leader.state.promise.epoch, 0, {"type": "members", "members": members.to_record()})
+    leader.running.append_system(leader.state.promise.epoch, 0, {"type": "members", **members.to_record()})
     leader.append_done(events.AppendResult())
     caught_up(world, leader)
     assert len(leader.state.members.members) == count
@@ -542,11 +543,11 @@ def test_a_change_that_finds_no_room_is_not_made() -> None:
     world = led("n1", "n2", observers=("n3",))
     core = world["n1"].core
     assert core is not None
-    told = core.handle(events.PromoteRequested(7, "n3", "n3:1"), world.now, world.clock())
+    told = core.handle(events.ChangeRequested(7, Promote("n3", "n3:1")), world.now, world.clock())
     assert [type(action) for action in told if isinstance(action, actions.AppendSystem)] == [actions.AppendSystem]
 
     told = core.append_done(events.AppendResult(is_made=False, refused=Reason.DISK_FULL), world.now, world.clock())
 
     assert [action.outcome for action in told if isinstance(action, actions.ChangeEnded)] == [Full()]
     assert voters_of(world["n1"]) == ["n1", "n2"]
-    assert promoted(world, world["n1"], "n3")[-1] == AlreadyVoter()
+    assert promoted(world, world["n1"], "n3")[-1] == Unchanged()

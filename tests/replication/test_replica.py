@@ -10,9 +10,9 @@ from quire.log import DiskFull, Kind, encode_blob, wall_clock
 from quire.log.simulated import faulty
 from quire.replication import Promise, Reason, Write
 from quire.replication.core import events
-from quire.replication.core.changing import NotLeading
 from quire.replication.core.election import Phase
 from quire.replication.core.fitness import Level
+from quire.replication.core.membership.changing import NotLeading, Promote
 from quire.replication.core.messages import Last, PreVoteAnswer
 from tests.replication.loopback import DEADLINE_S, calling, turns, until, who
 from tests.replication.running import Cluster, Running, alone, cluster_of
@@ -299,7 +299,7 @@ async def test_a_stopped_replica_answers_a_read_a_transfer_and_a_change_of_membe
 
         node.replica.driver.ask_read(7)
         node.replica.driver.transfer("n2")
-        node.replica.driver.promote(3, "n2", "n2:1")
+        node.replica.driver.change(3, Promote("n2", "n2:1"))
         await turns(20)
 
         assert node.owner.reads == {7: None}

@@ -25,10 +25,10 @@ from quire.log import (
 from quire.log.simulated import faulty
 from quire.replication import Member, Members, PromiseFile, Role, Write
 from quire.replication.core import Core, CoreOptions, Identity, Reason, State, actions, events
-from quire.replication.core.changing import Outcome
 from quire.replication.core.following import Following, Upstream
 from quire.replication.core.invariants import Invariants
 from quire.replication.core.leading import Leading
+from quire.replication.core.membership.changing import Outcome, Promote
 from quire.replication.core.messages import Ack, CoreMessage, CrcMismatch, Open, OpenAnswer
 from quire.replication.disk import Disk
 from quire.replication.net.wire import decode_peer, decode_stream, encode
@@ -62,7 +62,7 @@ def genesis_frame(members: Members) -> bytes:
     value = {
         "type": "genesis",
         "cluster_id": CLUSTER_ID,
-        "members": members.to_record(),
+        **members.to_record(),
         "machine": ["log", 1],
         "initial": None,
         "limits": {"max_frame_bytes": 8 << 20},
@@ -230,7 +230,7 @@ class SimNode:
     def promote(self, node_id: str) -> int:
         """An operator asks this node to make another a voter; return the key of the outcome in `changes`."""
         ask_id = next(self.world.asks)
-        self.step(events.PromoteRequested(ask_id, node_id, f"{node_id}:1"))
+        self.step(events.ChangeRequested(ask_id, Promote(node_id, f"{node_id}:1")))
         return ask_id
 
     def write(self, *values: object) -> Write[None]:

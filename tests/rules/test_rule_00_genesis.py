@@ -1,7 +1,7 @@
 """Rule 0 of `docs/protocol.md`: genesis."""
 
 from quire.replication.core import Identity
-from quire.replication.core.members import Formation
+from quire.replication.core.membership.formation import Formation
 from quire.replication.core.messages import NO_PROMISE, PreVoteAnswer
 from tests.replication.world import World, disk_id
 from tests.rules.scenes import FAR, hear, suggested

@@ -1,8 +1,8 @@
 """Rule 15 of `docs/protocol.md`: members."""
 
 from quire.replication.core import events
-from quire.replication.core.changing import AlreadyVoter, Changed, ChangeUnderWay, NotFollowing, NotServing
 from quire.replication.core.downstreams import Downstream
+from quire.replication.core.membership.changing import Changed, ChangeUnderWay, NotFollowing, NotServing, Unchanged
 from quire.replication.core.messages import Ack
 from tests.replication.world import SimNode, World, disk_id
 from tests.rules.scenes import led, settled, started, suggested
@@ -99,7 +99,7 @@ def test_ongaro_4_2_1_a_new_server_catches_up_before_it_counts() -> None:
     assert asked(world, leader, "n4") == NotFollowing()
     settled(world, leader)
     assert isinstance(asked(world, leader, "n4"), Changed)
-    assert asked(world, leader, "n4") == AlreadyVoter()
+    assert asked(world, leader, "n4") == Unchanged()
 
 
 def test_ongaro_4_2_3_a_server_that_is_no_member_any_more_does_not_depose_a_leader_that_is_heard() -> None:

@@ -10,7 +10,7 @@ from random import Random
 from quire.log.simulated import faulty
 from quire.replication import PromiseFile
 from quire.replication.core import events
-from quire.replication.core.changing import Outcome
+from quire.replication.core.membership.changing import Outcome
 
 from ..checks import Checks
 from ..clock import SECOND, Clocks, Schedule

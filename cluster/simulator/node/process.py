@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from quire.log import Directory, Log, LogError
 from quire.replication import Disk, Ports, PromiseFile
 from quire.replication.core import Core, Identity, State, actions, events
-from quire.replication.core.changing import Outcome
 from quire.replication.core.invariants import Invariants
+from quire.replication.core.membership.changing import Outcome
 from quire.replication.driver import Driver
 from quire.replication.ports import Device
 from quire.sm import Owner, SnapshotPart, SnapshotStore, restore_newest

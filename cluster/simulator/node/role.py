@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from quire.replication.core import Core, Members, NodeRole, actions
-from quire.replication.core.changing import Outcome
+from quire.replication.core.membership.changing import Outcome
 
 from ...node.writing import Pending
 from ..checks import Violation

@@ -1,0 +1,1 @@
+"""How the cluster forms (`formation`, rule 0), and how its members change (`changing`, rule 15)."""
