@@ -63,3 +63,14 @@ def _ip_address(host: str) -> IPv4Address | IPv6Address | None:
     except ValueError:
         return None
     return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address
+
+
+def is_address(address: object) -> bool:
+    """Whether the address may be dialled: it is HOST:PORT, and not a URL with another path."""
+    if type(address) is not str or len(address) > MAX_ADDRESS:
+        return False
+    try:
+        host_and_port(address)
+    except ValueError:
+        return False
+    return True

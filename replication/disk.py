@@ -187,7 +187,7 @@ class SnapshotView(Protocol):
         ...
 
     def members_of(self, members_index: int) -> Mapping[str, object] | None:
-        """The fields `members` and `removed` of the members record at that index, if it is the last one below a whole snapshot."""
+        """The fields of the members record at that index, if it is the last one below a whole snapshot."""
         ...
 
 

@@ -271,14 +271,20 @@ class Driver(Generic[OwnerT]):
                 self._ports.role.members_changed(members)
             case actions.ChangeEnded(ask_id, outcome):
                 self._ports.changes.change_ended(ask_id, outcome)
-            case actions.LeaveCluster(index):
-                self._ports.health.removed(index)
-            case actions.Alarm(text):
-                self._ports.health.alarmed(text)
-            case actions.Halt(reason):
-                self._ports.health.halted(reason)
+            case actions.Alarm() | actions.Halt() | actions.LeaveCluster():
+                self._tell_health(action)
             case _:
                 self._send(action)
+
+    def _tell_health(self, action: actions.Alarm | actions.Halt | actions.LeaveCluster) -> None:
+        health = self._ports.health
+        match action:
+            case actions.Alarm(text):
+                health.alarmed(text)
+            case actions.Halt(reason):
+                health.halted(reason)
+            case actions.LeaveCluster(index):
+                health.removed(index)
 
     # The network
 

@@ -17,11 +17,22 @@ from typing import assert_never
 
 from . import actions, events
 from .belief import EPOCH_REACH, EPOCH_STEP, Reaching, Refusal, highest_epoch, judge, refuses
-from .election import Candidate, answer_pre_vote, refusal
+from .election import Candidate, answer_pre_vote, answer_vote, refusal
 from .following import Following, log_changed
 from .leading import Leading, refuse_not_leading
 from .members import Members
-from .messages import Campaign, Heartbeat, HeartbeatEcho, PreVote, PreVoteAnswer, Promise, VoteAnswer, VoteRequest
+from .membership.departing import Departures
+from .messages import (
+    Campaign,
+    Heartbeat,
+    HeartbeatEcho,
+    PreVote,
+    PreVoteAnswer,
+    Promise,
+    Removal,
+    VoteAnswer,
+    VoteRequest,
+)
 from .state import State
 from .status import NodeRole, Status
 from .writer import FollowLeader, HandleVote, InstallSnapshot, ReachOut, TruncateLog, WriteFrames, Writer
@@ -34,6 +45,7 @@ class Core:
         self.state = state
         self.writer = Writer()
         self.candidate = Candidate(state)
+        self._departures = Departures(state)
         self._reaching = Reaching(state, state.options.election_timeout_us)
         self.leading: Leading | None = None
         self.following: Following | None = None
@@ -80,7 +92,9 @@ class Core:
             self._tick()  # This process was frozen: check rule 11 before handling events that waited.
 
     def _end_step(self) -> list[actions.Action]:
-        self._end_if_halted()
+        self._departures.settle()
+        if self.state.halted is not None:
+            self._step_down(self.state.halted)
         taken, self.state.actions = self.state.actions, []
         return taken
 
@@ -126,6 +140,8 @@ class Core:
                 self._link_changed(event)
             case events.Nominated(nominated):
                 self.candidate.nominated = nominated
+            case events.Drained(drained):
+                self.state.fitness.drained(self.state, drained=drained)
             case events.Stopped(reason):
                 self._step_down(reason)
                 self.state.halted = reason
@@ -155,12 +171,14 @@ class Core:
             return
         self.state.links[event.node_id] = event.disk_id
         self.state.offers[event.node_id] = event.features
+        self._departures.linked(event.node_id, event.disk_id)
         if self.leading:
             self.leading.send_heartbeats()
 
     def _tick(self) -> None:
         state, hangs = self.state, self._disk_hangs
         self._ticked_at = state.now
+        self._departures.tick()
         stuck_us = self.leading.stuck_us if self.leading else None
         if state.fitness.tick(state, commit_index=state.commit_index, disk_hangs=hangs, stuck_us=stuck_us):
             state.act(actions.ProbeRoom())
@@ -175,6 +193,8 @@ class Core:
                 self._step_down("no majority was heard for an election timeout")
             elif self.leading.handover.gives_up:
                 self._give_way(self.leading.handover.gives_up)
+            elif self.leading.handover.begins_anew:
+                self._step_down(self.leading.handover.begins_anew)
         self._campaign_if_due()
 
     def _campaign_if_due(self) -> None:
@@ -189,13 +209,13 @@ class Core:
             self.candidate.stop_pre_vote()
 
     @property
+    def _can_lead(self) -> bool:
+        return not self._disk_hangs and self.state.fitness.may_campaign
+
+    @property
     def _may_campaign(self) -> bool:
         """Whether no leader is heard, or the leader asked this node to campaign; and the disk can store an epoch."""
         return self.live_promise in (None, self.candidate.transferred_by) and self._can_lead
-
-    @property
-    def _can_lead(self) -> bool:
-        return not self._disk_hangs and self.state.fitness.may_campaign
 
     @property
     def _disk_hangs(self) -> bool:
@@ -232,17 +252,16 @@ class Core:
             case Heartbeat():
                 self._heartbeat(sender, message)
             case HeartbeatEcho():
-                self._step_down_on_higher_epoch(sender, message.held_epoch)
-                if state.members.is_voter(sender, event.disk_id):
-                    state.heard_clock(sender, event.disk_id, message.clock)
-                if self.leading:
-                    self.leading.echoed(sender, event.disk_id, message)
+                self._echoed(sender, event.disk_id, message)
+            case Removal():
+                self._departures.told(message)
             case PreVote():
                 # The answer promises nothing, so anyone may ask.
                 self.candidate.rivals.heard(sender, event.disk_id, message)
                 rival = self.candidate.rivals.fitter_than(sender, message)
                 makes_way = rival is not None or self.candidate.relapses.makes_way(sender)
-                answer_pre_vote(state, sender, message, self.live_promise, makes_way=makes_way)
+                seen = self.candidate.highest_epoch if self.leading else 0
+                answer_pre_vote(state, sender, message, self.live_promise, seen, makes_way=makes_way)
             case VoteRequest(promise):
                 # Whether this log names the candidate a voter does not matter: its own log may be newer (`election`).
                 if promise.candidate == sender and not self.writer.has_job(HandleVote, sender):
@@ -253,6 +272,15 @@ class Core:
                     if isinstance(message, PreVoteAnswer | VoteAnswer):
                         state.heard_clock(sender, event.disk_id, message.clock)
                     self._received_from_voter(sender, message)
+
+    def _echoed(self, sender: str, disk_id: bytes, echo: HeartbeatEcho) -> None:
+        if self.state.members.is_voter(sender, disk_id):
+            self._step_down_on_higher_epoch(sender, echo.held_epoch)
+            self.state.heard_clock(sender, disk_id, echo.clock)
+        elif self.state.members.names(sender, disk_id):  # Who has no vote deposes nobody.
+            self.candidate.highest_epoch = max(self.candidate.highest_epoch, echo.held_epoch)
+        if self.leading:
+            self.leading.echoed(sender, disk_id, echo)
 
     def _step_down_on_higher_epoch(self, sender: str, held_epoch: int) -> None:
         """Rule 10: a higher epoch in any answer ends a leadership. A transfer's target gets time to win."""
@@ -352,17 +380,11 @@ class Core:
         self.state.stored_promise = promise
         asked, self._storing_vote = self._storing_vote, None
         if asked is not None:
-            self._answer_vote(asked, granted=True)
+            answer_vote(self.state, asked.node_id, asked.request, granted=True)
         self.candidate.own_vote_stored()
         self._lead_if_elected()  # A single voter is a majority.
         if self.following:
             self.following.tick()  # It dials only now that the promise is on disk.
-
-    def _answer_vote(self, asked: HandleVote, *, granted: bool) -> None:
-        state = self.state
-        if asked.node_id != state.me.node_id:
-            answer = VoteAnswer(asked.request.promise, granted, state.promise.epoch, state.clock)
-            state.act(actions.Send(asked.node_id, answer))
 
     def _handle_vote(self, job: HandleVote) -> None:
         """Rules 1 and 5, at the head of the queue: refuse, grant again, or store the promise and grant it then."""
@@ -370,12 +392,12 @@ class Core:
         if job.node_id == state.me.node_id and job.request.promise != self.candidate.wanted:
             return  # The campaign ended while this waited: the promise would depose a leader for nobody.
         if refusal(state, job.request) is not None:
-            self._answer_vote(job, granted=False)
+            answer_vote(state, job.node_id, job.request, granted=False)
             if job.request.promise == self.candidate.wanted:
                 self.candidate.give_up()
             return
         if job.request.promise == state.stored_promise:
-            self._answer_vote(job, granted=True)
+            answer_vote(state, job.node_id, job.request, granted=True)
             return
         self._storing_vote = job
         self._store_promise(job.request.promise, f"promised epoch {job.request.promise.epoch} to {job.node_id}")
@@ -478,10 +500,6 @@ class Core:
             self._step_down(reason)
             self.state.fitness.hold_off(self.state)
 
-    def _end_if_halted(self) -> None:
-        if self.state.halted is not None:
-            self._step_down(self.state.halted)
-
     def _report_role(self, reason: str = "") -> None:
         """Report the role if it changed. `reason` says why; a leader's is always why it campaigned."""
         state = self.state
@@ -510,26 +528,15 @@ class Core:
 
     def status(self) -> Status:
         """A copy of the current state of this node's replication, made on request."""
-        state, following = self.state, self.following
-        return Status(
-            me=state.me,
+        following = self.following
+        return self.state.status(
             role=self._role,
-            promise=state.promise,
-            commit_index=state.commit_index,
             leader_id=self.leader_id,
             leader=None if self.leading is None else self.leading.status(),
             following=None if following is None else following.leader,
             is_matched=bool(following and following.is_matched),
-            members=state.members,
-            members_index=state.log.members_index,
-            links=dict(state.links),
             pre_votes=self.candidate.answers,
             disk_answers=self.disk_answers,
-            fitness=state.fitness.status(),
-            backlog=state.backlog,
-            refused={str(why): state.refused[why] for why in Refusal},
-            alarms=dict(state.alarms),
-            halted=state.halted,
         )
 
     @property

@@ -138,8 +138,13 @@ class Relapses:
         return sender == self._last.candidate and self._is_recent and (self.is_in_vain or self._times >= RELAPSES)
 
 
-def answer_pre_vote(state: State, sender: str, message: PreVote, live: Promise | None, *, makes_way: bool) -> None:
+def answer_pre_vote(
+    state: State, sender: str, message: PreVote, live: Promise | None, seen: int, *, makes_way: bool
+) -> None:
     """Answer a pre-vote. `live` is the promise of the leader that this node hears, itself included.
+
+    `seen` is the highest epoch of which a leader knows. It tells a candidate, so that the next epoch is above what a
+    member without a vote has promised (rule 3); number 0 comes from a leader, which no such epoch deposes.
 
     `makes_way`: another candidate goes first, because it is fitter or because this one crashed repeatedly. This affects
     only pre-votes: a node that asks for the promise itself has a majority, which one vote less would only split.
@@ -151,7 +156,14 @@ def answer_pre_vote(state: State, sender: str, message: PreVote, live: Promise |
     chosen = not makes_way or message.transferred_by is not None  # The leader that transfers has compared them.
     granted = free and chosen and message.last >= state.log.durable
     held, last, level = state.promise.epoch, state.log.durable, state.fitness.level
+    held = max(held, seen) if message.attempt else held
     state.act(Send(sender, PreVoteAnswer(message.attempt, granted, held, last, state.clock, level)))
+
+
+def answer_vote(state: State, sender: str, request: VoteRequest, *, granted: bool) -> None:
+    """Answer a vote request, unless it is this node's own."""
+    if sender != state.me.node_id:
+        state.act(Send(sender, VoteAnswer(request.promise, granted, state.promise.epoch, state.clock)))
 
 
 def refusal(state: State, request: VoteRequest) -> str | None:

@@ -236,7 +236,7 @@ class Leading:
         elif echo.epoch == self.promise.epoch:
             self.downstreams.heard(sender)
             self._echoed[(sender, disk_id)] = max(self._echoed.get((sender, disk_id), 0), echo.sequence)
-            self.handover.echoed(sender, disk_id, echo.fitness)
+            self.handover.echoed(sender, disk_id, echo)
             self._answer_reads()
             self._ask_clock(sender, disk_id)
 

@@ -119,7 +119,7 @@ class Members:
 
     def removal_of(self, node_id: str, disk_id: bytes) -> int | None:
         """The index of the record that removed this disk; None if it was not removed."""
-        if any((member.node_id, member.disk_id) == (node_id, disk_id) for member in self.members):
+        if self.names(node_id, disk_id):
             return None
         found = [gone.index for gone in self.removed if (gone.node_id, gone.disk_id) == (node_id, disk_id)]
         return max(found, default=None)
@@ -131,6 +131,10 @@ class Members:
     def is_voter(self, node_id: str, disk_id: bytes) -> bool:
         """Whether this node counts, with this disk. A voter's node id with another disk does not."""
         return any(voter.node_id == node_id and voter.disk_id == disk_id for voter in self._voters)
+
+    def names(self, node_id: str, disk_id: bytes) -> bool:
+        """Whether this node is a member of any role, with this disk."""
+        return any((member.node_id, member.disk_id) == (node_id, disk_id) for member in self.members)
 
     def of_node(self, node_id: str) -> Member | None:
         """The member with this node id, with any disk."""

@@ -14,7 +14,7 @@ from .events import Measured
 from .fitness import Fitness
 from .members import Identity, Member, Members
 from .messages import Last, Promise
-from .status import Backlog, NodeRole
+from .status import Backlog, LeaderStatus, NodeRole, PreVoteStatus, Status
 
 
 class NotReadableNow(ReplicationError):
@@ -263,6 +263,39 @@ class State:
     def appends(self) -> bool:
         """Whether this step requests an append, whose result is a step of its own."""
         return any(isinstance(action, AppendRequests | AppendSystem | AppendFrames) for action in self.actions)
+
+    def status(
+        self,
+        *,
+        role: NodeRole,
+        leader_id: str | None,
+        leader: LeaderStatus | None,
+        following: Promise | None,
+        is_matched: bool,
+        pre_votes: Mapping[str, PreVoteStatus],
+        disk_answers: bool,
+    ) -> Status:
+        """A copy for others, completed by what the core's parts know."""
+        return Status(
+            me=self.me,
+            role=role,
+            promise=self.promise,
+            commit_index=self.commit_index,
+            leader_id=leader_id,
+            leader=leader,
+            following=following,
+            is_matched=is_matched,
+            members=self.members,
+            members_index=self.log.members_index,
+            links=dict(self.links),
+            pre_votes=pre_votes,
+            disk_answers=disk_answers,
+            fitness=self.fitness.status(),
+            backlog=self.backlog,
+            refused={str(why): self.refused[why] for why in Refusal},
+            alarms=dict(self.alarms),
+            halted=self.halted,
+        )
 
     def act(self, action: Action) -> None:
         """Request an action from the driver, after earlier ones."""

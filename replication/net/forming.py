@@ -8,10 +8,11 @@ from aiohttp import ClientSession, web
 
 from quire.log import FrameInvalid, Kind, PayloadInvalid, UnknownVersion, decode_system, walk_frames
 
+from ..address import is_address
 from ..core.members import Identity, Members
 from ..core.membership.formation import Formation
 from ..core.messages import GenesisOffer, PeerMessage
-from .hello import NO_CLUSTER, PeerInfo, is_address
+from .hello import NO_CLUSTER, PeerInfo
 from .links import Link, LinkServer, failure_of
 from .trust import Trust
 from .wire import BadMessage

@@ -33,7 +33,7 @@ from aiohttp import (
 
 from quire.log import MAX_FEATURE_LENGTH, MAX_FEATURES, PayloadInvalid, check_containers, pack, unpack
 
-from ..address import MAX_ADDRESS, host_and_port
+from ..address import is_address
 from ..core.members import NODE_ID
 from ..errors import ReplicationError
 from .sockets import Socket, close_socket, drop_frames, of_a_stranger
@@ -147,17 +147,6 @@ def _peer_info(row: object) -> PeerInfo:
     if not ids or not named or type(incarnation) is not int or not 0 <= incarnation <= MAX_U64:
         raise BadMessage("a hello of another shape")
     return PeerInfo(cluster_id, node_id, disk_id, incarnation, address, _features(features), code=_code(code))
-
-
-def is_address(address: object) -> bool:
-    """Whether the address may be dialled: it is HOST:PORT, and not a URL with another path."""
-    if type(address) is not str or len(address) > MAX_ADDRESS:
-        return False
-    try:
-        host_and_port(address)
-    except ValueError:
-        return False
-    return True
 
 
 def _features(names: object) -> frozenset[str]:

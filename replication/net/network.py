@@ -9,10 +9,12 @@ from dataclasses import replace
 
 from aiohttp import ClientSession
 
+from ..address import is_address
 from ..core import MAX_MEMBERS, events
 from ..core.messages import (
     ControlMessage,
     CoreMessage,
+    Directory,
     GenesisOffer,
     LagReport,
     PeerMessage,
@@ -21,7 +23,7 @@ from ..core.messages import (
     ProbeEcho,
 )
 from ..ports import Health, Machine, PeerEvents
-from .hello import FOREIGN_CLUSTER, ForeignCluster, PeerInfo, PeerRefused, is_address
+from .hello import FOREIGN_CLUSTER, ForeignCluster, PeerInfo, PeerRefused
 from .links import Link, LinkServer, PeerReports, failure_of
 from .sockets import end_all
 from .streams import Streams
@@ -282,7 +284,7 @@ class Network:
                 self._on_report(peer.node_id, message)
             case ControlMessage(data):
                 self._peers.control_received(peer, data)
-            case GenesisOffer() | Probe() | ProbeEcho():
+            case GenesisOffer() | Directory() | Probe() | ProbeEcho():
                 pass  # This node has a genesis; the link server handles probes.
             case _:
                 core_message: CoreMessage = message

@@ -15,12 +15,14 @@ from typing import NamedTuple, TypeVar
 
 from quire.log import HEADER_BYTES, FrameInvalid, PayloadInvalid, UnknownVersion, decode_header, pack, unpack
 
-from ..core.members import NODE_ID
+from ..address import is_address
+from ..core.members import MAX_MEMBERS, NODE_ID
 from ..core.messages import (
     Ack,
     Campaign,
     ControlMessage,
     CrcMismatch,
+    Directory,
     GenesisOffer,
     Heartbeat,
     HeartbeatEcho,
@@ -36,6 +38,7 @@ from ..core.messages import (
     Probe,
     ProbeEcho,
     Promise,
+    Removal,
     StreamMessage,
     VoteAnswer,
     VoteRequest,
@@ -139,6 +142,18 @@ def _verb(value: object) -> OpenVerb:
     raise BadMessage(f"{value!r:.80} is not an answer to an opening")
 
 
+def _addresses(value: object) -> tuple[tuple[str, str], ...]:
+    if type(value) is not list or len(value) > MAX_MEMBERS:
+        raise BadMessage(f"an array of at most {MAX_MEMBERS} addresses was expected")
+    return tuple((_node_id(node), _address(address)) for node, address in (_row(pair, 2) for pair in value))
+
+
+def _address(value: object) -> str:
+    if not is_address(value):
+        raise BadMessage(f"{value!r:.80} is not HOST:PORT")
+    return str(value)
+
+
 _DIGEST = _octets(16, 16)
 _REASON = _text(MAX_REASON)
 
@@ -157,6 +172,8 @@ _PEER: dict[int, tuple[Callable[..., PeerMessage], tuple[Callable[[object], obje
     11: (Probe, (_u64,)),
     12: (ProbeEcho, (_u64,)),
     13: (ControlMessage, (_octets(1, MAX_CONTROL_BYTES),)),
+    14: (Removal, (_u64,)),
+    15: (Directory, (_u64, _addresses)),
 }
 _STREAM: dict[int, tuple[Callable[..., StreamMessage], tuple[Callable[[object], object], ...]]] = {
     32: (Open, (_promise, _epochs, _u64, _u64, _u64, _REASON)),

@@ -11,7 +11,8 @@ import pytest
 import quire
 from quire.cluster.node.membership import Promotions, error_of
 from quire.cluster.node.views.status import node_status
-from quire.replication.core import Members, changing
+from quire.replication.core import Members
+from quire.replication.core.membership import changing
 from tests.cluster.running import RunningCluster, running_cluster, started
 
 JSON = "application/json"

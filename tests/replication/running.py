@@ -102,6 +102,10 @@ class Recorder:
     def read_ready(self, read_id: int, index: int | None) -> None:
         self.reads[read_id] = index
 
+    def removed(self, index: int) -> None:
+        """Note it as a halt."""
+        self.halted(f"removed at index {index}")
+
     def halted(self, reason: str) -> None:
         self.halts.append(reason)
 

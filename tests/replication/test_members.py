@@ -28,7 +28,7 @@ from quire.replication.core.messages import Ack, Snapshot
 from tests.replication.disks import Snapshots, remove_expired
 from tests.replication.world import SimNode, World, disk_id, voters
 
-VOTER = ["n1", bytes(16), "n1:1", "voter"]
+VOTER = ["n1", b"\1" * 16, "n1:1", "voter"]
 NO_MEMBERS: list[object] = [
     None,
     1,
@@ -68,7 +68,7 @@ def test_a_leaders_record_that_names_no_members_is_not_written(kind: str, member
 
     assert log.tail.index == 0
     disk.append_frames(frame([VOTER]))
-    assert disk.members.is_voter("n1", bytes(16))
+    assert disk.members.is_voter("n1", b"\1" * 16)
 
 
 def led(*node_ids: str, observers: tuple[str, ...] = ()) -> World:

@@ -28,7 +28,7 @@ from quire.replication.core import Core, CoreOptions, Identity, Reason, State, a
 from quire.replication.core.following import Following, Upstream
 from quire.replication.core.invariants import Invariants
 from quire.replication.core.leading import Leading
-from quire.replication.core.membership.changing import Outcome, Promote
+from quire.replication.core.membership.changing import Outcome, Promote, Wanted
 from quire.replication.core.messages import Ack, CoreMessage, CrcMismatch, Open, OpenAnswer
 from quire.replication.disk import Disk
 from quire.replication.net.wire import decode_peer, decode_stream, encode
@@ -67,15 +67,8 @@ def genesis_frame(members: Members) -> bytes:
         "initial": None,
         "limits": {"max_frame_bytes": 8 << 20},
     }
-    return encode_frame(
-        index=0,
-        epoch=0,
-        timestamp=START_CLOCK,
-        count=1,
-        prev_crc32c=0,
-        kind=Kind.SYSTEM,
-        payload=encode_system(value),
-    )
+    payload, kind = encode_system(value), Kind.SYSTEM
+    return encode_frame(index=0, epoch=0, timestamp=START_CLOCK, count=1, prev_crc32c=0, kind=kind, payload=payload)
 
 
 @dataclass(eq=False)
@@ -108,6 +101,7 @@ class SimNode:
     installs: list[actions.Install] = field(default_factory=list)
     hold_install: bool = False
     members_changed: list[Members] = field(default_factory=list)
+    removed_at: int | None = None
     changes: dict[int, Outcome] = field(default_factory=dict)
     disk_id: bytes = b""
     flushes_us: list[int] = field(default_factory=list)  # What its next tick says of its disk.
@@ -127,7 +121,8 @@ class SimNode:
         """Replace the disk of a node that is down: what comes back is not the disk that the genesis names."""
         self.storage = faulty.Disk()
         self.directory = self.storage.directory()
-        self.disk_id = f"{self.node_id}/new".encode().ljust(16, b"\0")
+        name = self.disk_id.rstrip(b"\0")
+        self.disk_id = (name + (b"+" if b"/" in name else b"/new")).ljust(16, b"\0")
 
     @property
     def log(self) -> Log:
@@ -217,7 +212,8 @@ class SimNode:
 
     def _tick(self, incarnation: int) -> None:
         if self.core is not None and incarnation == self.incarnation:
-            self.step(events.Measured(self.apply_to, tuple(self.flushes_us), self.machine_failed))
+            flushes, used = tuple(self.flushes_us), self.world.features
+            self.step(events.Measured(self.apply_to, flushes, self.machine_failed, used))
             self.flushes_us.clear()
             self.step(events.Tick())
             self.world.later(TICK_US, self._tick, incarnation)
@@ -229,8 +225,12 @@ class SimNode:
 
     def promote(self, node_id: str) -> int:
         """An operator asks this node to make another a voter; return the key of the outcome in `changes`."""
+        return self.change(Promote(node_id, f"{node_id}:1"))
+
+    def change(self, wanted: Wanted) -> int:
+        """An operator asks this node for a change of members; return the key of the outcome in `changes`."""
         ask_id = next(self.world.asks)
-        self.step(events.ChangeRequested(ask_id, Promote(node_id, f"{node_id}:1")))
+        self.step(events.ChangeRequested(ask_id, wanted))
         return ask_id
 
     def write(self, *values: object) -> Write[None]:
@@ -346,8 +346,8 @@ class SimNode:
                 self.reads[read_id] = index
             case actions.Alarm(text):
                 self.alarms.append(text)
-            case actions.Halt(reason):
-                self.halted = reason
+            case actions.Halt(why) | actions.LeaveCluster(why):
+                self.halted, self.removed_at = (why, None) if isinstance(why, str) else (None, why)
             case _:
                 self._send(action)
 
@@ -425,6 +425,7 @@ class World:
         self._streams: dict[tuple[str, int], tuple[str, int]] = {}
         self._stream_ids = count(1_000)
         self._silent: set[tuple[str, int]] = set()
+        self.features: frozenset[str] = frozenset()  # In use, as far as any node has applied the log.
         self.nodes = {node: SimNode(self, node) for node in (*node_ids, *observers)}
         self.watch: Callable[[SimNode, Event | events.AppendResult, list[actions.Action]], None] = lambda *_: None
         self.opening: Callable[[Open], Open] = lambda opening: opening  # What of an opening reaches the leader.

@@ -109,7 +109,7 @@ def test_a_snapshot_s_manifest_has_the_members_of_the_last_record_below_it() -> 
     read = {manifest.index: manifest.boundary for manifest in opened(disk).manifests}
     assert (read[of_genesis].members_index, read[of_genesis].members) == (members_index - 1, genesis)
     assert (read[of_change].members_index, read[of_change].members) == (members_index, changed)
-    assert opened(disk).members_of(members_index) == changed
+    assert opened(disk).members_of(members_index) == {"members": changed}
     assert restored(opened(disk)).boundary == read[of_change]
 
 

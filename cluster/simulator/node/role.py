@@ -51,5 +51,8 @@ class Health:
     def halted(self, reason: str) -> None:
         self.halt_reason = self.halt_reason or reason
 
+    def removed(self, index: int) -> None:
+        self.halt_reason = self.halt_reason or f"removed at index {index}"
+
     def failed(self, error: Exception) -> None:
         """The error is raised as well, and becomes the history's outcome."""

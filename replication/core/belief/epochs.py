@@ -29,6 +29,7 @@ from ..messages import (
     PreVote,
     PreVoteAnswer,
     Promise,
+    Removal,
     Snapshot,
     VoteAnswer,
     VoteRequest,
@@ -97,6 +98,8 @@ def _epochs_of(message: CoreMessage | Open | Snapshot) -> Iterator[int]:
         case Snapshot(_, epoch, epochs=epochs):
             yield epoch
             yield from (of for of, _ in epochs)
+        case Removal():
+            pass
         case _:
             assert_never(message)
 
@@ -122,6 +125,8 @@ def _numbers_of(message: CoreMessage | Open | Snapshot) -> Iterator[int]:
         case Snapshot(index, _, timestamp, _, members_index, epochs):
             yield from (index, timestamp, members_index or 0)
             yield from (first_index for _, first_index in epochs)
+        case Removal(index):
+            yield index
         case Campaign():
             pass
         case _:

@@ -13,6 +13,10 @@ last time, or after 10 election timeouts, then 20, and so on: the fault may lie 
 A slow or late leader still works, slowly. It hands over at most once in ten election timeouts, so that leadership does
 not move around between nodes that are all at their limits. This limit does not apply if its fault has persisted since
 it last handed over, or if it cannot serve at all.
+
+A member without a vote deposes nobody, whatever it has promised. But it cannot follow a leader of a lower epoch. If
+that lasts for ten election timeouts, the leader hands over once: the next epoch is above what it has seen (rule 3). A
+leader without another voter steps down and is elected again.
 """
 
 from collections.abc import Callable
@@ -22,7 +26,7 @@ from typing import NamedTuple
 from ..actions import Send, TransferEnded
 from ..downstreams import Downstreams
 from ..members import Member
-from ..messages import Campaign, Promise
+from ..messages import Campaign, HeartbeatEcho, Promise
 from ..state import State
 from .levels import Level
 
@@ -77,6 +81,10 @@ class Handover:
         self._was_full = False
         self.gives_up = ""
         """Why this leader must step down; empty if it need not."""
+        self.begins_anew = ""
+        """Why this leader, the only voter, must campaign again; empty if it need not."""
+        self._outrun_since: dict[tuple[str, bytes], int] = {}  # The members that have promised a higher epoch.
+        self._was_outrun = False
 
     @property
     def target(self) -> str | None:
@@ -88,13 +96,18 @@ class Handover:
         """The node that was asked to campaign instead of this one."""
         return self._transfer.target if self._transfer and self._transfer.campaign_sent else None
 
-    def echoed(self, sender: str, disk_id: bytes, level: int) -> None:
-        """Note a voter's level."""
-        if not self._state.members.is_voter(sender, disk_id):
+    def echoed(self, sender: str, disk_id: bytes, echo: HeartbeatEcho) -> None:
+        """Note a voter's level, or whether another member has promised a higher epoch."""
+        state, disk = self._state, (sender, disk_id)
+        if not state.members.is_voter(*disk):
+            if echo.held_epoch > self._promise.epoch and state.members.names(*disk):
+                self._outrun_since.setdefault(disk, state.now)
+            else:
+                self._outrun_since.pop(disk, None)
             return
-        known = self._levels.get((sender, disk_id))
-        if known is None or known.level != level:
-            self._levels[(sender, disk_id)] = HeardLevel(level, self._state.now)
+        known = self._levels.get(disk)
+        if known is None or known.level != echo.fitness:
+            self._levels[disk] = HeardLevel(echo.fitness, state.now)
 
     def _level_of(self, voter: Member) -> int | None:
         known = self._levels.get((voter.node_id, voter.disk_id))
@@ -172,6 +185,14 @@ class Handover:
                 if transfer.for_fitness and voters:
                     self.gives_up = f"{fitness.reason}, and {max(voters, key=self._merit).node_id} is fitter"
             return
+        if self._is_outrun:
+            self._was_outrun = True
+            if others := self._others():
+                until = state.now + HELD_TIMEOUTS * state.options.election_timeout_us
+                self._transfer = Transfer(max(others, key=self._merit).node_id, until, is_chosen=True, for_fitness=True)
+            elif len(state.members.voters()) == 1:
+                self.begins_anew = "a member has promised a higher epoch"
+            return
         if fitness.is_stuck and (voters := self._fitter(Level.NO_ROOM)):  # Who has no room would commit nothing either.
             successors = frozenset(voter.node_id for voter in voters)
             if fitness.may_give_up_stuck(state, state.commit_index, successors):
@@ -186,6 +207,14 @@ class Handover:
             if voters:
                 until, fittest = state.now + HELD_TIMEOUTS * patience, max(voters, key=self._merit)
                 self._transfer = Transfer(fittest.node_id, until, is_chosen=True, for_fitness=True)
+
+    @property
+    def _is_outrun(self) -> bool:
+        """Whether a member without a vote could not follow for long; once per leadership."""
+        state = self._state
+        oldest = state.now - PAUSE_TIMEOUTS * state.options.election_timeout_us
+        waits = any(since <= oldest and state.members.names(*disk) for disk, since in self._outrun_since.items())
+        return waits and not self._was_outrun
 
     def _fitter(self, below: int) -> list[Member]:
         """The voters below a level: heard, at theirs for long enough, and not fetching a snapshot."""

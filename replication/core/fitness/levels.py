@@ -6,7 +6,8 @@ heartbeats and echoes. The level decides who campaigns and who hands over, never
 votes and replicates.
 
     level             entered when                                               left when
-    APPLY_LAG         a committed record has waited APPLY_TIMEOUTS to be applied  below half of that; machine fails
+    APPLY_LAG         an operator drained the node                                no longer, or it restarts
+                      a committed record has waited APPLY_TIMEOUTS to be applied  below half of that; machine fails
                       what was committed before a start or an install is not      it is applied: at once
                       applied: from the first measure
     SLOW_DISK         a flush takes over half an election timeout, on average     below half of that
@@ -123,6 +124,7 @@ class Fitness:
         self._gave_up_when = 0
         self._gave_up_for: frozenset[str] = frozenset()
         self._give_ups = 0
+        self._drained: Holding | None = None
         self._handed_over_at: int | None = None
         self._hold_off_until = 0
         self._hold_offs = 0
@@ -130,12 +132,18 @@ class Fitness:
     @property
     def level(self) -> Level:
         """The highest level that applies."""
-        return max(self._holding, default=Level.FIT)
+        return max(self._applying, default=Level.FIT)
+
+    @property
+    def _applying(self) -> dict[Level, Holding]:
+        """The levels that apply. A drained node is at the lowest, for another reason than its measure."""
+        return self._holding if self._drained is None else {Level.APPLY_LAG: self._drained, **self._holding}
 
     @property
     def reason(self) -> str:
         """Why it is not fit, in one sentence; empty if it is."""
-        return self._holding[self.level].reason if self._holding else ""
+        applying = self._applying
+        return applying[max(applying)].reason if applying else ""
 
     @property
     def unfit_since(self) -> int:
@@ -146,7 +154,7 @@ class Fitness:
         """A copy for others."""
         held = [
             FitnessStatus(level, holding.reason, holding.clock)
-            for level, holding in sorted(self._holding.items(), reverse=True)
+            for level, holding in sorted(self._applying.items(), reverse=True)
         ]
         return replace(held[0], lower=tuple(held[1:])) if held else FitnessStatus(Level.FIT, "", self._changed_clock)
 
@@ -234,6 +242,15 @@ class Fitness:
         self._has_backlog = applied_index < end
         return self._has_backlog
 
+    def drained(self, moment: Moment, *, drained: bool) -> None:
+        """An operator drains this node, or no longer does."""
+        if drained and self._drained is None:
+            if not self._holding:
+                self._unfit_since = moment.awake
+            self._drained = Holding("an operator drained this node", moment.awake, moment.clock)
+        elif not drained and self._drained is not None:
+            self._drained, self._changed_clock = None, moment.clock
+
     def append_refused(self, moment: Moment, result: AppendResult) -> None:
         """Take the result of an append that was refused. Any other says nothing about the room: see above."""
         if result.refused is Reason.DISK_FULL:
@@ -284,7 +301,7 @@ class Fitness:
             if holding.calm_since is not None and moment.awake - holding.calm_since >= CALM_TIMEOUTS * patience:
                 del self._holding[level]
                 self._changed_clock = moment.clock
-        if not self._holding:
+        if not self._applying:
             self._hold_offs = self._hold_off_until = 0
         probes = (self.holds(Level.NO_ROOM) or self._hears_full) and moment.awake >= self._probe_at
         if probes:
@@ -334,7 +351,8 @@ class Fitness:
         has persisted or is severe.
         """
         at, patience = self._handed_over_at, self._patience_us
-        if not self._holding or moment.awake - self._holding[self.level].since < patience // 2:
+        applying = self._applying
+        if not applying or moment.awake - applying[max(applying)].since < patience // 2:
             return False
         if at is None or self.level >= Level.NO_ROOM or self._unfit_since <= at:
             return True

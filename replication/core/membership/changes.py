@@ -12,13 +12,14 @@ node was removed within a day.
 from collections.abc import Callable
 from typing import NamedTuple
 
+from quire.log import MEMBERSHIP
+
 from .. import actions, events
 from ..downstreams import Downstreams
 from ..members import NO_DISK, Member, Members, Role
 from ..messages import Promise
 from ..state import State
 from .changing import (
-    MEMBERSHIP,
     ChangeContext,
     Changed,
     Full,
@@ -155,7 +156,7 @@ class Changes:
             serving=leadership.serving(),
             start_index=leadership.start_index(),
             commit_index=state.commit_index,
-            index=state.log.highest_index,
+            record_index=state.log.highest_index,
             members=state.members,
             members_index=state.log.members_index or 0,
             transferring_to=leadership.transferring_to(),

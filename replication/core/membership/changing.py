@@ -217,8 +217,8 @@ Outcome = Changed | Unchanged | Refused | Full | Lost
 class ChangeContext(NamedTuple):
     """What a leader knows about itself and the others.
 
-    `index` is that of the record to be appended. `disks` are the connected nodes' current ones, this leader's included.
-    `lag_of` says what a disk lacks, None if it has no stream; `promotable_bytes` is what a new voter may lack.
+    `record_index` is that of the record to be appended. `disks` are the connected nodes' current ones, and this
+    leader's. `lag_of` says what a disk lacks, None if it has no stream; a new voter may lack `promotable_bytes`.
     `lacking` are the members that do not offer the feature `membership`; None once the log names it.
     """
 
@@ -226,7 +226,7 @@ class ChangeContext(NamedTuple):
     serving: bool
     start_index: int | None
     commit_index: int
-    index: int
+    record_index: int
     members: Members
     members_index: int
     transferring_to: str | None
@@ -330,7 +330,7 @@ def _promoted(context: ChangeContext, node_id: str, address: str) -> Members | U
     if members.removal_of(node_id, disk_id) is not None:
         return NotFollowing()  # It is told that it was removed.
     joining = replace(old, disk_id=disk_id, role=Role.JOINING)
-    return _admissible(_with(_noted(members, old, context.index), joining), context)
+    return _admissible(_with(_noted(members, old, context.record_index), joining), context)
 
 
 def _added(context: ChangeContext, nodes: tuple[tuple[str, str], ...], role: Role) -> Members | Unchanged | Refused:
@@ -354,7 +354,7 @@ def _removed(context: ChangeContext, node_id: str) -> Members | Unchanged | Refu
         return Unchanged() if known else NoMember(tuple(member.node_id for member in members.members))
     if (refused := _voteless(context, row)) is not None:
         return refused
-    return _admissible(_without(_noted(members, row, context.index), row), context)
+    return _admissible(_without(_noted(members, row, context.record_index), row), context)
 
 
 def _demoted(context: ChangeContext, node_id: str) -> Members | Unchanged | Refused:
