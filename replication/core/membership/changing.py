@@ -324,6 +324,8 @@ def _promoted(context: ChangeContext, node_id: str, address: str) -> Members | U
     old = members.of_node(node_id)
     if old is None or old.role is not Role.VOTER:
         row = Member(node_id, disk_id, address if old is None else old.address, Role.VOTER)
+        if old is not None and old.disk_id != disk_id and context.lacking is None:
+            members = _noted(members, old, context.record_index)
         return _admissible(_with(members, row), context)
     if context.lacking is not None:  # A member of an earlier version knows neither the role nor the removed.
         return _admissible(_without(members, old), context)
