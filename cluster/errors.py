@@ -3,11 +3,13 @@
 The classes say whose fault it was; the values are attributes:
 
 - the caller's: Malformed, CommandsRefused, QueryRefused, LimitExceeded, WrongIndex, Truncated, SequenceRefused,
-  SessionRefused, SessionOwned, SessionUnknown, NodeUnknown, MembersFull, OutOfBounds, NotCommitted, Expired,
+  SessionRefused, SessionOwned, SessionUnknown, NodeUnknown, MembersFull, ChangeUnderWay, ChangeRefused,
+  AddressUnusable, OutOfBounds, NotCommitted, Expired,
   NotInThisMode, BodyTimeout, HostRefused, OriginRefused, Unauthorized, Forbidden
 - temporary, so retry here or elsewhere (nothing was written): NotLeader, NoLeader, LeaderUnreachable, Overloaded,
-  NodeStopping, TransferFailed, DiskFullError, ResourcesExhaustedError, StateUnavailable, CorruptHere, SessionsFull,
-  SnapshotFailed, and of a promotion: LeaderNotServing, ChangeUnderWay, NodeNotConnected, NodeBehind, VotersUnheard
+  NodeStopping, TransferFailed, NodeUnreachable, DiskFullError, ResourcesExhaustedError, StateUnavailable, CorruptHere,
+  SessionsFull, SnapshotFailed, and of a change of members: LeaderNotServing, NodeNotConnected, NodeBehind,
+  VotersUnheard
 - the machine's: CheckFailedError (nothing was written), MachineFailed
 - the outcome is unknown: OutcomeUnknown
 """
@@ -240,10 +242,10 @@ class TransferFailed(ClusterError):
 
 
 class NodeUnknown(ClusterError):
-    """This node's configuration has no such member."""
+    """There is no such member."""
 
     def __init__(self, node: str, known: list[str]) -> None:
-        super().__init__(f"node {node[:40]!r} is not a configured member ({', '.join(known)})")
+        super().__init__(f"node {node[:40]!r} is not a member ({', '.join(known)})")
         self.node = node[:40]
         self.known = known
 
@@ -260,11 +262,11 @@ class LeaderNotServing(ClusterError):
 
 
 class ChangeUnderWay(ClusterError):
-    """The last change of members is not committed yet, or leadership is being transferred; nothing was changed."""
+    """The last change of members is not committed yet; nothing was changed."""
 
-    def __init__(self, reason: str, commit_index: int | None) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    def __init__(self, members_index: int, commit_index: int) -> None:
+        super().__init__(f"the change of members at index {members_index} is not committed yet; wait until it is")
+        self.members_index = members_index
         self.commit_index = commit_index
 
 
@@ -315,6 +317,23 @@ class MembersFull(ClusterError):
         self.limit = limit
 
 
+class ChangeRefused(ClusterError):
+    """The change of members makes no sense as the members are; nothing was changed."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class AddressUnusable(ClusterError):
+    """Another node, or a node of another cluster, answers at the address; nothing was changed."""
+
+    def __init__(self, node: str, address: str, why: str) -> None:
+        super().__init__(f"{address} cannot be the address of {node}: {why}")
+        self.node = node
+        self.address = address
+
+
 class NoLeader(ClusterError):
     """No leader is known; nothing was written."""
 
@@ -328,6 +347,15 @@ class LeaderUnreachable(ClusterError):
     def __init__(self, leader: str, reason: str) -> None:
         super().__init__(f"the leader {leader} cannot be reached: {reason}; nothing was written")
         self.leader = leader
+        self.reason = reason
+
+
+class NodeUnreachable(ClusterError):
+    """The node that the request is for does not answer; whether it did it is unknown, and it may be repeated."""
+
+    def __init__(self, node: str, reason: str) -> None:
+        super().__init__(f"{node} cannot be reached: {reason}")
+        self.node = node
         self.reason = reason
 
 

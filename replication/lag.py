@@ -11,7 +11,7 @@ For a silent node, the last known position counts. If there is no descriptor for
 whole log, and the record is the newest one. A node's own lag is at least the seconds since it heard its leader.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import NamedTuple, assert_never
 
 from quire.log import Log, LogError, ResourcesExhausted, decode_header, wall_clock
@@ -115,10 +115,10 @@ class Lags:
         log: Log,
         now: Callable[[], int],
         election_timeout_us: int,
-        configured: Container[str],
+        is_member: Callable[[str], bool],
         is_linked: Callable[[str], bool],
     ) -> None:
-        """`now` gives monotonic microseconds; `configured` are the ids of the other members in this configuration."""
+        """`now` gives monotonic microseconds."""
         self.note_digest: Callable[[str, int, bytes], None] = lambda *_: None
         """Gets a member's id, an index up to which it has applied, and its digest there."""
         self.positions: dict[str, Position] = {}
@@ -128,22 +128,18 @@ class Lags:
         self._log = log
         self._now = now
         self._election_timeout_us = election_timeout_us
-        self._configured = configured
+        self._is_member = is_member
         self._is_linked = is_linked
         self._report: LagReport | None = None
         self._reported_by: str | None = None
         self._reported_at = 0
         self._leader_heard_at = wall_clock()
 
-    def is_member(self, node_id: str) -> bool:
-        """Whether a node is configured as a member, or is one by the last members record in the log."""
-        return node_id in self._configured or self._core.members.of_node(node_id) is not None
-
     def reported(self, node_id: str, message: PositionReport | LagReport) -> None:
         """Note a peer's report."""
         match message:
             case PositionReport(durable_index, applied_index, digest):
-                if not self.is_member(node_id):
+                if not self._is_member(node_id):
                     if self._core.leads and self._is_linked(node_id):
                         self._guests[node_id] = durable_index
                     return

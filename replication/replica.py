@@ -5,21 +5,22 @@ It changes nothing itself: each tick and each event goes to the driver.
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Generic
 
 from aiohttp import ClientSession
 
 from quire.log import LogError
 
-from .core import Core, CoreOptions, Identity, actions, events
+from .core import Core, CoreOptions, Identity, Members, actions, events
 from .core.invariants import Invariants
 from .core.messages import GenesisOffer
 from .core.state import State
 from .disk import Disk, OwnerT
 from .driver import Driver
 from .lag import MICROSECONDS, Lags
+from .net.book import Book
 from .net.hello import UNKNOWN_CODE, PeerInfo
 from .net.network import Network
 from .net.trust import Certificates, Trust
@@ -33,17 +34,23 @@ REPORT_US = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOptions:
-    """What a replica needs to start. `urls` are HOST:PORT to dial, by node id; `genesis` is the first frame."""
+    """What a replica needs to start; `genesis` is the first frame.
+
+    `members` are the other configured members and `links` the addresses that replace a peer's own, HOST:PORT by node
+    id; `seeds` are addresses of members whose ids are not known.
+    """
 
     address: str
     genesis: bytes
-    urls: dict[str, str]
+    members: Mapping[str, str]
     core: CoreOptions
     max_frame_bytes: int
     secrets: tuple[bytes, ...] = ()  # The peer secrets: this node proves the first and accepts all.
     certificates: Certificates | None = None  # By which nodes prove who they are.
     code: bytes = UNKNOWN_CODE  # The fingerprint of the machine's code, for the hello.
     check_invariants: bool = False  # After each step of the core: for tests.
+    links: Mapping[str, str] = field(default_factory=dict)
+    seeds: Sequence[str] = ()
 
 
 def watched_task(
@@ -100,25 +107,23 @@ class Replica(Generic[OwnerT]):
         self._ticked_at = 0
         self._reported_at = 0
         self._is_looking = False
+        self._members: Members | None = None  # Of which the network knows.
         self._threads = Threads()
         self._tasks: list[asyncio.Task[None]] = []
         offers, code = options.core.features, options.code
         who = PeerInfo(cluster_id, me.node_id, me.disk_id, me.incarnation, options.address, offers, code=code)
+        book = Book(me.node_id, lambda: (disk.members_index or 0, core.members), options.members, options.links)
         self.lags = lags = Lags(
-            core,
-            disk.log,
-            self._threads.now,
-            options.core.election_timeout_us,
-            options.urls,
-            self._is_linked,
+            core, disk.log, self._threads.now, options.core.election_timeout_us, book.is_member, self._is_linked
         )
         self.network = Network(
             who,
             lags.reported,
             self._foreign_peers_met,
             state.next_stream_id,
-            Trust(options.secrets, lags.is_member, options.certificates),
-            self._member_address,
+            Trust(options.secrets, book.is_member, options.certificates),
+            book,
+            options.seeds,
             options.max_frame_bytes,
             options.core.election_timeout_us / MICROSECONDS,
         )
@@ -136,7 +141,7 @@ class Replica(Generic[OwnerT]):
     def start(self, session: ClientSession, *, nominated: bool) -> None:
         """Dial the peers, apply records known to be committed, and start the clock."""
         self.driver.step(events.Nominated(nominated))
-        self.network.start(session, self._options.urls)
+        self.network.start(session)
         self._tasks = [
             watched_task(self._keep_time(), "ticks", self.driver.faulted),
             asyncio.create_task(self._keep_mark(), name="mark"),
@@ -206,9 +211,11 @@ class Replica(Generic[OwnerT]):
     # Reports between nodes, for lag and status: no rule reads them
 
     def _send_reports(self) -> None:
-        for node_id in self.network.unformatted():
-            offer = GenesisOffer(self._options.genesis, self.core.commit_index > 0)
-            self.network.send(node_id, offer)
+        self.network.offer_genesis(GenesisOffer(self._options.genesis, self.core.commit_index > 0))
+        if self.core.members is not self._members:
+            self._members = self.core.members
+            self.network.follow_book()
+        self.network.send_directory(self._disk.members_index or 0, self.core.members)
         if self._threads.now() - self._reported_at >= REPORT_US:
             self._reported_at = self._threads.now()
             self.network.send_to_all(self.driver.position())
@@ -218,10 +225,6 @@ class Replica(Generic[OwnerT]):
 
     def _is_linked(self, node_id: str) -> bool:
         return self.network.is_linked(node_id)
-
-    def _member_address(self, node_id: str) -> str | None:
-        member = self.core.members.of_node(node_id)
-        return None if member is None else member.address
 
     def _foreign_peers_met(self, foreign: set[str]) -> None:
         """Halt if a majority of this log's members are of another cluster: this node has a wrong disk."""

@@ -8,6 +8,7 @@ force, and an alarm says so until a later reading succeeds.
 import asyncio
 import math
 import os
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,10 +18,11 @@ from ssl import SSLContext
 import structlog
 from aiohttp import web
 
+from quire.replication.address import host_and_port
 from quire.replication.net.trust import dialling
 
 from ..errors import ClusterError
-from .tls import Tls, TlsFiles, TlsRefused, load_tls, name_of_node, node_in
+from .tls import Tls, TlsFiles, TlsRefused, load_tls, name_of_cluster, name_of_node, node_in
 from .tokens import TokenFile, read_tokens
 
 LOOK_S = 0.5
@@ -228,6 +230,27 @@ class Credentials:
         if self.tls is None:
             raise TlsRefused("this node has no certificates")
         return self.tls.dialling, name_of_node(node_id, self.tls.cluster)
+
+    async def node_at(self, address: str) -> str:
+        """The node that answers at HOST:PORT, by its certificate, which must be of this cluster. Raises OSError."""
+        if self.tls is None:
+            raise TlsRefused("this node has no certificates")
+        host, port = host_and_port(address)
+        cluster = self.tls.cluster
+        try:
+            _, writer = await asyncio.open_connection(
+                host, port, ssl=self.tls.dialling, server_hostname=name_of_cluster(cluster)
+            )
+        except ssl.SSLCertVerificationError as error:
+            reason = f"{address} is no node of the cluster {cluster}: {error.verify_message}; give another --join"
+            raise ConnectionRefusedError(reason) from None
+        try:
+            node_id = node_in(writer.get_extra_info("peercert"), cluster)
+        finally:
+            writer.transport.abort()
+        if node_id is None:
+            raise ConnectionRefusedError(f"{address} shows the certificate of no node")
+        return node_id
 
     def node_of(self, request: web.Request) -> str | None:
         """The node that the caller's certificate was issued to; None if it showed none of this cluster."""

@@ -1,4 +1,4 @@
-"""Administration of a cluster: `quire members`, `transfer`, `snapshot`, `expire`, `session` and `admin`."""
+"""Administration of a cluster: `quire transfer`, `snapshot`, `expire`, `session` and `admin`."""
 
 import asyncio
 import time
@@ -9,19 +9,15 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from ..client import Client, ClientError, Members, NotFound, SessionClosed, SessionRow
+from ..client import Client, ClientError, NotFound, SessionClosed, SessionRow
 from ..terminal import escaped
 from .connection import DEFAULT_TIMEOUT_S, ClusterOptions, Json, Timeout, ask, connecting, exit_of, fail_usage
 from .console import EscapingConsole
 from .output import Exit, complain, printable, say, to_json
 
 admin_app = typer.Typer()
-members_app = typer.Typer(name="members", help="Show the members, or make a node a voter.")
 code_app = typer.Typer(name="admin", help="Accept changed code of the machine.", no_args_is_help=True)
 session_app = typer.Typer(name="session", help="Open, show and close sessions.", no_args_is_help=True)
-
-DISK_CHARACTERS = 8
-"""How much of a disk's id the table shows: enough to tell a node's old disk from its new one."""
 
 OneNode = Annotated[str | None, typer.Option("--node", metavar="ID", help="Only this node. Default: every member.")]
 SessionId = Annotated[
@@ -179,60 +175,6 @@ def _answer_table(answers: dict[str, NodeAnswer], columns: tuple[str, ...]) -> T
 
 def _cell(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else escaped(str(value))
-
-
-@members_app.callback(invoke_without_command=True)
-@connecting
-def show_members(
-    cluster: ClusterOptions, context: typer.Context, as_json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S
-) -> None:
-    """Show the members in the log and the other connected nodes, as the leader knows them."""
-    if context.invoked_subcommand is not None:
-        return
-    document = ask(cluster, timeout, lambda client: client.members())
-    if as_json:
-        say(to_json(document))
-    else:
-        EscapingConsole().print(_member_table(document))
-
-
-def _member_table(document: Members) -> Table:
-    table = Table("node", "disk", "address", "role", "heard", "lag", box=SIMPLE_HEAD)
-    for row in document["members"]:
-        lag = row["lag"]
-        cells = (
-            row["node_id"] + (" (leads)" if row["node_id"] == document["leader"] else ""),
-            row["disk_id"][:DISK_CHARACTERS],
-            row["address"],
-            row["role"],
-            "yes" if row["heard"] else "no",
-            "" if lag is None else f"{lag['records']:,} records, {lag['bytes']:,} bytes",
-        )
-        table.add_row(*map(escaped, cells))
-    return table
-
-
-@members_app.command()
-@connecting
-def promote(
-    cluster: ClusterOptions,
-    node: Annotated[str, typer.Argument(help="The node to make a voter, with the disk it has now.")],
-    as_json: Json = False,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-) -> None:
-    """Make a node a voter. Prints the indices of the membership records.
-
-    If the node came back with an empty disk, its old disk loses its vote before the new disk gains one: two records.
-    Waits until the node has caught up. If interrupted, run it again.
-    """
-    changes = ask(cluster, timeout, lambda client: client.promote(node))
-    if as_json:
-        say(to_json({"node_id": node, "changes": changes}))
-    elif changes:
-        where = " and ".join(f"{index:,}" for index in changes)
-        say(f"{node} is a voter, by the membership records at {where}")
-    else:
-        say(f"{node} already is a voter")
 
 
 @session_app.command("open")

@@ -18,7 +18,7 @@ from ..client.records import Record
 from ..errors import Malformed
 from ..terminal import EscapingStream
 from ..values import DEPTH_LIMIT, decode_json
-from .admin import admin_app, code_app, members_app, session_app
+from .admin import admin_app, code_app, session_app
 from .certs import certs_app
 from .connection import (
     DEFAULT_TIMEOUT_S,
@@ -33,7 +33,9 @@ from .connection import (
 from .credentials import secret_app, token_app
 from .export import export_range
 from .load import BATCH_COMMANDS, load_file
+from .members import drain_app, members_app
 from .output import Exit, complain, printable, say, to_json
+from .roll import roll_app
 from .status import show_status, watch_status
 
 ABOUT = "A replicated state machine: one durable log, and the same state on every node."
@@ -270,6 +272,8 @@ def status(
 
 app.add_typer(admin_app)
 app.add_typer(members_app)
+app.add_typer(drain_app)
+app.add_typer(roll_app)
 app.add_typer(session_app)
 app.add_typer(code_app)
 app.add_typer(secret_app)

@@ -24,6 +24,7 @@ class Exit(IntEnum):
     USAGE = 2
     UNAVAILABLE = 3
     OUTCOME_UNKNOWN = 4
+    REMOVED = 5
     INTERRUPTED = 130
 
 

@@ -1,12 +1,12 @@
 """What an operator asks of a cluster: status, leadership, members, snapshots, expiry, code and sessions."""
 
-from collections.abc import AsyncGenerator, Coroutine, Sequence
-from typing import Protocol, TypedDict, TypeVar
+from collections.abc import AsyncGenerator, Sequence
+from typing import TypedDict
 from urllib.parse import urlencode
 
 from quire.log import pack
 
-from .connection import Connection
+from .connection import Connection, Run
 from .documents import (
     CodeAccepted,
     Members,
@@ -18,10 +18,9 @@ from .documents import (
     Status,
     document_of,
 )
+from .membership import BlockingMembership, Membership
 from .message import pack_or_refuse
 from .transport import MSGPACK
-
-Result = TypeVar("Result")
 
 
 class Code:
@@ -46,6 +45,8 @@ class Admin:
         self._connection = connection
         self.code = Code(connection)
         """The code of the machine."""
+        self.membership = Membership(connection)
+        """Changes of the members."""
 
     async def status(self, server: str | None = None) -> Status:
         """The status of a node: of `server`, or else of the leader or the first server that answers."""
@@ -72,7 +73,7 @@ class Admin:
 
     async def members(self) -> Members:
         """The members, as the leader knows them."""
-        return document_of(await self._connection.get("/admin/members"), Members)
+        return document_of(await self._connection.get("/members"), Members)
 
     async def promote(self, node_id: str) -> list[int]:
         """Make a node a voter, with the disk it has now; return the indices of the membership records this wrote.
@@ -85,8 +86,7 @@ class Admin:
             Unavailable: the node is not a voter within `timeout_s`; nothing was changed.
             OutcomeUnknown: the node may or may not have become a voter within `timeout_s`; call this again.
         """
-        reply = await self._connection.change("/admin/members", pack_or_refuse({"promote": node_id}))
-        return list(document_of(reply, _Promoted)["changes"])
+        return await self.membership.promote(node_id)
 
     async def take_snapshot(self, server: str) -> SnapshotTaken:
         """Have a node take a snapshot of everything it has applied; return its index, size and checksum.
@@ -144,12 +144,6 @@ class Admin:
         return document_of(reply, _Closed)["closed"]
 
 
-class Run(Protocol):
-    """Runs a call on a client's loop, and returns its result to a thread without one."""
-
-    def __call__(self, call: Coroutine[object, object, Result], /) -> Result: ...
-
-
 class BlockingCode:
     """`Code` for programs without an event loop."""
 
@@ -170,6 +164,8 @@ class BlockingAdmin:
         self._run = run
         self.code = BlockingCode(admin.code, run)
         """The code of the machine."""
+        self.membership = BlockingMembership(admin.membership, run)
+        """Changes of the members."""
 
     def status(self, server: str | None = None) -> Status:
         """The status of a node: of `server`, or else of the leader or the first server that answers."""
@@ -226,10 +222,6 @@ class _Ready(TypedDict):
 
 class _Transferred(TypedDict):
     leader: str
-
-
-class _Promoted(TypedDict):
-    changes: list[int]
 
 
 class _Sessions(TypedDict):

@@ -1,13 +1,16 @@
 """What one client holds while it is open: the transport of its requests, and the stream of its commands."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Protocol, TypeVar
 
 from ..access.client_credentials import ClientCredentials
 from .forks import closed, opened, refuse_fork
 from .pipeline import Pipeline
 from .stream import CommandStream
 from .transport import MSGPACK, Reply, Transport
+
+Result = TypeVar("Result")
 
 NOT_OPEN = "the client is not open; use it as in: async with quire.connect(...) as cluster"
 
@@ -105,3 +108,9 @@ class Connection:
         return await self._transport.call(
             method, path, writes=writes, repeatable=repeatable, body=body, headers=headers, server=server
         )
+
+
+class Run(Protocol):
+    """Runs a call on a client's loop, and returns its result to a thread without one."""
+
+    def __call__(self, call: Coroutine[object, object, Result], /) -> Result: ...

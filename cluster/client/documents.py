@@ -47,16 +47,32 @@ class MemberRow(TypedDict):
     role: str
     heard: bool
     lag: Lag | None
+    waits_for: str | None
+    version: str | None
+    drained: bool | None
+    ready: bool | None
+    started_at: int | None
+
+
+class RemovedDisk(TypedDict):
+    """A disk that the record at `index` removed from the cluster."""
+
+    node_id: str
+    disk_id: str
+    index: int
 
 
 class Members(TypedDict):
-    """The members, as the leader knows them."""
+    """The members, as the leader knows them. So many of the voters may fail now: `may_fail`."""
 
     leader: str
     epoch: int
     members_index: int
     commit_index: int
+    change: bool
+    may_fail: int
     members: list[MemberRow]
+    removed: list[RemovedDisk]
 
 
 class SnapshotTaken(TypedDict):
@@ -260,6 +276,9 @@ class Status(TypedDict):
     leader: str | None
     serving: bool
     clock: int
+    version: str
+    started_at: int
+    drained: bool
     ready: bool
     reasons: list[str]
     machine: Machine

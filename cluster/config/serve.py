@@ -21,6 +21,9 @@ from .settings import Address, LogFormat, Settings, load_settings
 MIB = 1 << 20
 FRAME_OVERHEAD_BYTES = 1024  # An upper bound for the frame header and the msgpack around a request's records.
 
+WILDCARDS = frozenset({"0.0.0.0", "::"})  # What a node listens on; nobody can dial it.
+_DURATION = re.compile(r"([1-9][0-9]{0,5})([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 
 
@@ -51,6 +54,15 @@ def _parse_names(value: object) -> object:
     return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
 
 
+def _parse_duration(value: object) -> object:
+    """Seconds of a time such as 10m."""
+    if not isinstance(value, str):
+        return value
+    if (found := _DURATION.fullmatch(value)) is None:
+        raise ValueError(f"{value!r} is not a time; write it as in 10m, 90s or 2h")
+    return int(found[1]) * _SECONDS[found[2]]
+
+
 def _parse_initial(value: object) -> object:
     """Turn a string that spells an int into the int, so that a flag and a TOML integer mean the same value."""
     if isinstance(value, bool | float):
@@ -61,6 +73,9 @@ def _parse_initial(value: object) -> object:
 NodeId = Annotated[str, AfterValidator(_checked_node_id)]
 Addresses = Annotated[dict[NodeId, Address], BeforeValidator(_parse_addresses), NoDecode]
 NodeIds = Annotated[tuple[NodeId, ...], BeforeValidator(_parse_names), NoDecode]
+JoinAddresses = Annotated[tuple[Address, ...], BeforeValidator(_parse_names), NoDecode]
+Duration = Annotated[int | None, BeforeValidator(_parse_duration)]
+"""Seconds."""
 Initial = Annotated[int | str | None, BeforeValidator(_parse_initial)]
 
 
@@ -92,11 +107,19 @@ class ServeConfig(Settings):
         "address. An alarm is raised if members gives this node another port or another IP address."
     )
     members: Addresses = Field(
-        description="All nodes of the cluster, and the addresses by which they reach each other: "
-        "n1=HOST:PORT,n2=HOST:PORT,..."
+        default_factory=lambda data: {data["node"]: data["listen"]} if {"node", "listen"} <= data.keys() else {},
+        description="The nodes that form a new cluster, and the addresses by which they reach each other: "
+        "n1=HOST:PORT,n2=HOST:PORT,... Once it is formed, the members stand in its log, and these addresses only help "
+        "to find them. Default: this node alone, at listen.",
+    )
+    join: JoinAddresses = Field(
+        default=(),
+        description="HOST:PORT of members of the cluster that this node belongs to, or is to join; one that answers is "
+        "enough. A node with join never forms a cluster: with an empty data_dir it waits until `quire members add` "
+        "has named it.",
     )
     initial_members: NodeIds = Field(
-        default_factory=lambda data: tuple(data.get("members", ())),
+        default_factory=lambda data: () if data.get("join") else tuple(data.get("members", ())),
         description="Ids of the members that form a new cluster, as in n1,n2,n3; the others join it as observers. "
         "Ignored once the cluster is formed. Default: all members.",
     )
@@ -186,6 +209,12 @@ class ServeConfig(Settings):
         description="Remove this node's oldest segments while its log is larger than this and nothing needs them. "
         "Nodes may have different limits. 0: no limit.",
     )
+    auto_replace_after: Duration = Field(
+        default=None,
+        description="As 10m, 90s or 2h: how long a voter's lost disk keeps its vote once its node is back with an "
+        "empty one. Then the leader replaces it: one disk at a time, of each node at most one a day, and only while "
+        "all other voters are heard. Without it, `quire members promote` does so.",
+    )
     retention_ms: int = Field(
         default=0,
         ge=0,
@@ -208,6 +237,14 @@ class ServeConfig(Settings):
                     raise ValueError(
                         f"{field} names {node_id!r}, which is not one of the members ({known}); add it there"
                     )
+        if self.join and self.initial_members:
+            raise ValueError("a node with join forms no cluster; leave out initial_members, or join")
+        own = self.members[self.node]
+        if host_and_port(own)[0] in WILDCARDS:
+            raise ValueError(
+                f"others cannot dial {own}; give --members {self.node}=HOST:PORT, the address by which they reach this "
+                "node"
+            )
         if len(set(self.initial_members)) != len(self.initial_members):
             raise ValueError("initial_members names a node twice; name each once")
         if len({host_and_port(address) for address in self.members.values()}) != len(self.members):
@@ -246,10 +283,6 @@ class ServeConfig(Settings):
     def retention_follower_bytes(self) -> int:
         """How many bytes of log a leader keeps for a node that lacks them; one that lacks more gets a snapshot."""
         return min(self.follower_bytes, self.retention_bytes or self.follower_bytes)
-
-    def address_of(self, node_id: str) -> str | None:
-        """Where this node reaches a member: the address in `link`, or the member's own; None for an unknown id."""
-        return self.link.get(node_id) or self.members.get(node_id)
 
 
 def load_config(flags: Mapping[str, object], config_file: Path | None = None) -> ServeConfig:

@@ -39,9 +39,10 @@ from .request import (
     identify,
     waits_on_purpose,
 )
-from .routes.admin import get_members, post_accept_code, post_expire, post_members, post_snapshot, post_transfer
+from .routes.admin import post_accept_code, post_expire, post_snapshot, post_transfer
 from .routes.cluster import get_cluster
 from .routes.commands import post_commands
+from .routes.members import delete_member, get_members, patch_member, post_members
 from .routes.peers import PEER_ROUTES
 from .routes.ranges import get_records
 from .routes.records import get_index_bounds, get_record, post_records, post_truncate
@@ -80,9 +81,11 @@ ROUTES = (
     Route("POST", QUERY_PATH, post_query, Role.READ),
     Route("GET", "/status", get_status, Role.READ),
     Route("GET", "/cluster", get_cluster, Role.READ),
+    Route("GET", "/members", get_members, Role.READ),
+    Route("POST", "/members", post_members, Role.ADMIN),
+    Route("PATCH", "/members/{node_id}", patch_member, Role.ADMIN),
+    Route("DELETE", "/members/{node_id}", delete_member, Role.ADMIN),
     Route("POST", "/admin/transfer", post_transfer, Role.ADMIN),
-    Route("GET", "/admin/members", get_members, Role.READ),
-    Route("POST", "/admin/members", post_members, Role.ADMIN),
     Route("POST", "/admin/snapshot", post_snapshot, Role.ADMIN),
     Route("POST", "/admin/expire", post_expire, Role.ADMIN),
     Route("POST", "/admin/accept-code", post_accept_code, Role.ADMIN),
@@ -107,7 +110,7 @@ def make_app(
     connections = ConnectionLimit() if connections is None else connections
     browsers = _browser_guard(node)
     authorization = Authorization(node.credentials, node.config.node)
-    app[ADMISSION] = admission = Admission(connections, browsers, authorization, node.config.members)
+    app[ADMISSION] = admission = Admission(connections, browsers, authorization, node.addresses)
     gauges = _gauges(admission, lambda: app[API])
     metrics = Metrics(node, gauges, Turns() if turns is None else turns, dropped_lines)
     streams = StreamLimit()
@@ -286,8 +289,9 @@ def _of_http_exception(request: web.Request, error: web.HTTPException, request_i
 async def _add_leader(request: web.Request, response: web.StreamResponse) -> None:
     node = request.app[API].node
     leader = node.leadership.leader_id
-    if leader is not None and leader in node.config.members and response.status not in REFUSALS:
-        response.headers["Quire-Leader"] = f"{leader}={node.config.members[leader]}"
+    address = None if leader is None or response.status in REFUSALS else node.addresses.of(leader)
+    if address is not None:
+        response.headers["Quire-Leader"] = f"{leader}={address}"
 
 
 def set_headers_of_all(app: web.Application, browsers: BrowserGuard) -> None:

@@ -220,7 +220,7 @@ class LeaderHop:
         if request.app[ADMISSION].is_forwarded(request):
             raise NotLeader(node.leadership.leader_id)
         leader = node.leadership.leader_id
-        address = node.config.address_of(leader) if leader is not None else None
+        address = node.addresses.reached(leader) if leader is not None else None
         if leader is None or leader == node.config.node or address is None:
             raise NoLeader
         scheme, context, name = node.credentials.dialled_by(leader)
@@ -264,12 +264,12 @@ def ping_s(node: NodeView) -> float:
 def hop_headers(node: NodeView, request: web.Request, member: str) -> dict[str, str]:
     """The headers that a node adds to a request that it forwards to a member: that it was forwarded, and its id.
 
-    `Host` is the member's own address, even if a link is used. If the log has an address for it, that one is sent: all
-    members accept it, even while their configurations are being changed node by node. The caller's token goes only to a
-    node that proves its name: the leader checks it against its own file.
+    `Host` is the member's own address, even if a link is used. The caller's token goes only to a node that proves its
+    name: the leader checks it against its own file.
     """
-    named = None if node.formed is None else node.formed.replica.core.members.of_node(member)
-    address = node.config.members[member] if named is None or name_in(named.address) is None else named.address
+    address = node.addresses.of(member)
+    if address is None or name_in(address) is None:
+        address = node.config.members.get(member, "")
     headers = {FORWARDED: node.config.node, REQUEST_ID: request[REQUEST_ID_KEY], hdrs.HOST: address}
     token = request.headers.get(hdrs.AUTHORIZATION)
     return headers if token is None or node.credentials.tls is None else {**headers, hdrs.AUTHORIZATION: token}

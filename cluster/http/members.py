@@ -1,19 +1,22 @@
-"""The status of the other members, for `GET /cluster`.
+"""What a node asks of other members over HTTP: their status, and what an operator wants of one of them."""
 
-It asks them over HTTP, and knows only the node's configuration and members.
-"""
-
+import asyncio
 from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Any
 
 import aiohttp
 import orjson
-from aiohttp import web
+from aiohttp import hdrs, web
+from yarl import URL
 
+from ..errors import NodeUnreachable
 from ..node.components import NodeView
+from ..node.views.status import node_status
+from .admission.admission import ADMISSION
 from .forwarding import KEEPALIVE_S, hop_headers
 
+PASS_ON_DEADLINE_S = 5.0
 DEADLINE_S = 1.0  # For one member's status. A slower answer is of no use to someone watching a cluster.
 ASKED_AT_ONCE = 4  # Connections to one member; further requests wait, within their deadline.
 STATUS_LIMIT_BYTES = 1 << 20
@@ -32,10 +35,49 @@ class MemberStatuses:
         async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as self._session:
             yield
 
+    async def ask_all(self, request: web.Request) -> dict[str, dict[str, Any]]:
+        """The status of each member that answers, this node's own included."""
+        me = self._node.config.node
+        others = [node_id for node_id in self._node.addresses.all() if node_id != me]
+        asked = await asyncio.gather(*(self.ask(request, node_id) for node_id in others))
+        found = {node_id: status for node_id, (status, _) in zip(others, asked, strict=True) if status is not None}
+        return {me: node_status(self._node), **found}
+
+    async def pass_on(self, request: web.Request, node_id: str, body: bytes) -> web.Response:
+        """Another node's answer to this request, which is for that node alone.
+
+        Raises:
+            NodeUnreachable: it does not answer; NotLeader: the request was passed on already.
+        """
+        if request.app[ADMISSION].is_forwarded(request):
+            raise NodeUnreachable(node_id, "the request was passed on already")
+        scheme, context, name = self._node.credentials.dialled_by(node_id)
+        url = f"{scheme}://{self._node.addresses.reached(node_id)}{request.rel_url.raw_path_qs}"
+        kept = {name: request.headers[name] for name in (hdrs.ACCEPT, hdrs.CONTENT_TYPE) if name in request.headers}
+        try:
+            async with self._session.request(
+                request.method,
+                URL(url, encoded=True),
+                data=body,
+                ssl=context,
+                server_hostname=name,
+                headers=kept | hop_headers(self._node, request, node_id),
+                timeout=aiohttp.ClientTimeout(total=PASS_ON_DEADLINE_S),
+                allow_redirects=False,
+            ) as response:
+                content = await _read(response)
+        except TimeoutError:
+            raise NodeUnreachable(node_id, f"no answer within {PASS_ON_DEADLINE_S:g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise NodeUnreachable(node_id, str(error) or type(error).__name__) from None
+        if content is None:
+            raise NodeUnreachable(node_id, "its answer is too long")
+        return web.Response(status=response.status, body=content, content_type=response.content_type)
+
     async def ask(self, request: web.Request, node_id: str) -> tuple[dict[str, Any] | None, str | None]:
         """A member's status, or why there is none."""
         scheme, context, name = self._node.credentials.dialled_by(node_id)
-        url = f"{scheme}://{self._node.config.address_of(node_id)}/status"
+        url = f"{scheme}://{self._node.addresses.reached(node_id)}/status"
         headers, timeout = hop_headers(self._node, request, node_id), aiohttp.ClientTimeout(total=DEADLINE_S)
         try:
             async with self._session.get(

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 from aiohttp import ClientSession
 
 from quire.log import FEATURES, IndexCachePolicy, Log, LogOptions, overflow_of
-from quire.replication import Disk, Ports, Replica, ReplicaOptions
+from quire.replication import Disk, Members, Ports, Replica, ReplicaOptions
 from quire.replication.core import CoreOptions, Identity
+from quire.replication.net.book import Book
 from quire.replication.net.forming import Forming
 from quire.replication.net.sockets import peer_session
 from quire.replication.net.trust import Certificates, Trust
@@ -27,12 +28,13 @@ from ..config.serve import ServeConfig
 from ..data_dir.data_dir import DataDir
 from ..data_dir.genesis import Genesis, GenesisInvalid, check_genesis, make_genesis, read_genesis
 from ..errors import NodeStopping
+from .addresses import Addresses
 from .applying import Applying, ApplyPorts, Visibility
 from .code import MachineCode
 from .digests import Digests
 from .health import Health
 from .leadership import Leadership
-from .membership import Promotions
+from .membership import Changes
 from .reading import Reading
 from .sessions import SessionLookup
 from .writing import Pending, Waiter, WriteCounts, Writing
@@ -87,22 +89,24 @@ class NodeResources:
         return self.machine_type.name, self.machine_type.version
 
     @property
-    def urls(self) -> dict[str, str]:
-        """HOST:PORT at which this node reaches each other member, by node id."""
-        members, links = self.config.members, self.config.link
-        return {node: links.get(node, address) for node, address in members.items() if node != self.config.node}
+    def others(self) -> dict[str, str]:
+        """The other configured members, HOST:PORT by node id."""
+        return {node: address for node, address in self.config.members.items() if node != self.config.node}
 
     def forming(self, initial: Any) -> Forming:
         """The formation of the cluster; `initial` is the machine's value if this node makes the genesis."""
         config = self.config
+        book = Book(config.node, lambda: (-1, Members(())), self.others, config.link)
         return Forming(
             self.identity,
             config.members[config.node],
             list(config.initial_members),
-            Trust(self.secret_file.secrets, config.members.__contains__, self.certificates),
+            book,
+            Trust(self.secret_file.secrets, book.is_member, self.certificates),
             lambda members, features: make_genesis(members, self.machine, initial, config, features),
             FEATURES,
             self._check_shown,
+            config.join,
         )
 
     @staticmethod
@@ -119,7 +123,7 @@ class NodeResources:
         Raises:
             GenesisRefused: the cluster is not the one that this node is configured for.
         """
-        frame = await forming.run(self.http, self.urls)
+        frame = await forming.run(self.http)
         check_genesis(read_genesis(frame), self.machine, self.config)
         return await asyncio.to_thread(self.data_dir.format, self.config.node, frame)
 
@@ -151,6 +155,11 @@ class NodeView(Protocol):
         ...
 
     @property
+    def started_at(self) -> int:
+        """When this process made it: microseconds since the Unix epoch."""
+        ...
+
+    @property
     def machine_name(self) -> str:
         """The name of its machine."""
         ...
@@ -158,6 +167,11 @@ class NodeView(Protocol):
     @property
     def credentials(self) -> Credentials:
         """Its certificates, and the tokens of its callers."""
+        ...
+
+    @property
+    def addresses(self) -> Addresses:
+        """The members and their addresses."""
         ...
 
     @property
@@ -218,7 +232,7 @@ class Components:
     writing: Writing
     reading: Reading
     sessions: SessionLookup
-    promotions: Promotions
+    changes: Changes
     compaction: Compaction
     code: MachineCode
 
@@ -240,13 +254,13 @@ class Components:
         counts, payload_limit = node.write_counts, genesis.payload_bytes
         writing = Writing(checker, leadership, applying, replica.driver, counts, payload_limit)
         reading = Reading(log, replica, applying, leadership)
-        promotions = Promotions(replica, leadership.not_leader, config.members, timeout_ms)
+        changes = Changes(replica, leadership.not_leader, node.addresses.of, timeout_ms)
         factories = Factories(partial(genesis.new_machine, resources.machine_type), genesis.new_sessions)
         after_install = AfterInstall(applying, pending, node.digests)
         session, store = resources.http, data_dir.snapshots
         compaction = Compaction(store, disk, replica, after_install, factories, session, config, health.failed)
         installs = compaction.installing
-        ports: Ports[Waiter] = Ports(pending, reading, applying, leadership, promotions, installs, health)
+        ports: Ports[Waiter] = Ports(pending, reading, applying, leadership, changes, installs, health)
         replica.connect(ports, leadership, node.digests.reported)
         applying.connect(ApplyPorts(pending, node.digests, compaction.snapshotting, health))
         sessions = SessionLookup(leadership, reading, applying, writing, timeout_ms)
@@ -259,7 +273,7 @@ class Components:
             writing,
             reading,
             sessions,
-            promotions,
+            changes,
             compaction,
             resources.code,
         )
@@ -282,13 +296,16 @@ def _replica_options(resources: NodeResources, genesis: Genesis) -> ReplicaOptio
     return ReplicaOptions(
         address=config.members[config.node],
         genesis=resources.data_dir.genesis_frame(),
-        urls=resources.urls,
+        members=resources.others,
+        links=config.link,
+        seeds=config.join,
         core=CoreOptions(
             heartbeat_us=config.heartbeat_ms * 1000,
             election_timeout_us=config.election_timeout_ms * 1000,
             window_bytes=config.stream_window_bytes,
             frame_bytes=min(COALESCED_BYTES, genesis.payload_bytes),
             features=FEATURES,
+            auto_replace_us=(config.auto_replace_after or 0) * 1_000_000,
         ),
         max_frame_bytes=genesis.limits["max_frame_bytes"],
         secrets=resources.secret_file.secrets,

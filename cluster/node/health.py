@@ -23,6 +23,8 @@ class Health:
     def __init__(self) -> None:
         self.failure: str | None = None
         """Why the node has halted, if it has."""
+        self.removal: str | None = None
+        """That this node was removed from its cluster, if it was: then it has halted for good."""
         self.stranded = ""
         """Why it has halted but its process stays: its descriptors may be all that holds its files."""
         self.ended = asyncio.Event()
@@ -51,6 +53,11 @@ class Health:
                 call(reason)
             if not self.stranded:
                 self.ended.set()
+
+    def removed(self, index: int) -> None:
+        """Stop serving for good: the record at `index` removed this node."""
+        self.removal = f"this node was removed from its cluster at index {index}"
+        self.halted(self.removal)
 
     def failed(self, error: Exception) -> None:
         """Stop serving permanently: the node cannot continue, or this program has a bug, whose traceback is logged."""

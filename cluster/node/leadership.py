@@ -18,7 +18,7 @@ from quire.replication.core.messages import ControlMessage
 from quire.replication.net.hello import PeerInfo
 
 from ..control import Control, ControlTimes
-from ..errors import ClusterError, NodeStopping, NoLeader, NotLeader, TransferFailed
+from ..errors import ClusterError, NodeStopping, NoLeader, NotLeader, StateUnavailable, TransferFailed
 from .health import Health
 from .writing import Waiter
 
@@ -52,7 +52,7 @@ class Leadership:
         health: Health,
         linked: Callable[[], None] = lambda: None,
     ) -> None:
-        """`linked` is called when a link came up."""
+        """`linked` is called when a link came up, and when the members changed."""
         self.node_id = node_id
         self._health = health
         self._linked = linked
@@ -69,6 +69,8 @@ class Leadership:
         self._ending: set[asyncio.Task[None]] = set()
         self._transfer: asyncio.Future[str] | None = None
         self._stopping = False
+        self.drained = False
+        """Whether an operator drains this node."""
 
     # Life
 
@@ -91,6 +93,7 @@ class Leadership:
         if self._control is not None and not had_control:
             self._nominate(False)  # As the only voter it was nominated without a control plane.
         journal.info("members", voters=[voter.node_id for voter in members.voters()])
+        self._linked()
 
     def _is_alone(self, members: Members) -> bool:
         return self._is_voter(members) and len(members.voters()) == 1
@@ -232,6 +235,13 @@ class Leadership:
             self._transfer.set_exception(TransferFailed(reason))
 
     # Transfer
+
+    def drain(self, *, drained: bool) -> None:
+        """Let others lead as long as one can, or no longer. A restart ends it."""
+        if self._replica is None:
+            raise StateUnavailable("the cluster is not formed yet")
+        self.drained = drained
+        self._replica.driver.step(events.Drained(drained))
 
     async def transfer(self, target: str | None) -> str:
         """Transfer leadership to a voter, or to the most up-to-date one; return the new leader.

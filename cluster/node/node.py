@@ -4,6 +4,7 @@ import asyncio
 
 import structlog
 
+from quire.log import wall_clock
 from quire.replication.net.forming import Forming
 from quire.replication.replica import watched_task
 from quire.sm import default_initial, load_machine
@@ -12,6 +13,7 @@ from ..access.credentials import Credentials
 from ..config.serve import ServeConfig
 from ..data_dir.genesis import Genesis, read_genesis
 from ..errors import StateUnavailable
+from .addresses import Addresses
 from .applying import Visibility
 from .components import Components, NodeResources
 from .digests import Difference, Digests
@@ -48,6 +50,7 @@ class Node:
             self.health,
             self._log_standing_alarms,
         )
+        self.addresses = Addresses(config, lambda: None if self.formed is None else self.formed.replica.core.members)
         self.visibility = Visibility()
         self.digests = Digests(self._digest_compared)
         self.write_counts = WriteCounts()
@@ -57,6 +60,8 @@ class Node:
         self.formed: Components | None = None
         """What the node consists of; None while the cluster is not formed."""
         self._machine_type = machine
+        self.started_at = wall_clock()
+        """When this process made it: microseconds since the Unix epoch."""
         self._initial = default_initial(machine) if config.initial is None else config.initial
         machine(self._initial)
         self._look_s = min(LOOK_S, config.election_timeout_ms / 1000)

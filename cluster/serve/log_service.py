@@ -73,6 +73,10 @@ class _LogService:
     def is_ready(self) -> bool:
         return True
 
+    @property
+    def was_removed(self) -> bool:
+        return False
+
     async def leave(self) -> None:
         """Nothing to do: there are no followers."""
 

@@ -86,10 +86,16 @@ class _NodeService:
     def is_ready(self) -> bool:
         return not not_ready_reasons(self._node)
 
+    @property
+    def was_removed(self) -> bool:
+        return self._node.health.removal is not None
+
     async def leave(self) -> None:
         await self._node.leadership.hand_over()
 
     async def stop(self, finish_requests: Callable[[], Awaitable[None]]) -> str | None:
         await self._node.stop()  # First: it answers the requests that wait for a commit that will not come.
         await finish_requests()
+        if self.was_removed:
+            return f"{self._node.health.removal}; its data_dir cannot be used again, so move it away"
         return None if self._node.health.failure is None else f"the node has halted: {self._node.health.failure}"

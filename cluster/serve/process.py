@@ -97,6 +97,11 @@ class Service(Protocol):
         """Prepare to stop before the port is closed, for example by handing over leadership."""
         ...
 
+    @property
+    def was_removed(self) -> bool:
+        """Whether it ended because its node was removed from its cluster: a restart changes nothing."""
+        ...
+
     async def stop(self, finish_requests: Callable[[], Awaitable[None]]) -> str | None:
         """Stop, and call `finish_requests` at the right time; return why it failed, None if it did not."""
         ...
@@ -155,7 +160,7 @@ async def _serve(make: Callable[[], Service], listen_on: str, data_dir: Path) ->
     await listener.close()
     failure = await service.stop(runner.cleanup)
     log.info("stopped")
-    return 0 if failure is None else _refuse([failure], Exit.FAILED)
+    return 0 if failure is None else _refuse([failure], Exit.REMOVED if service.was_removed else Exit.FAILED)
 
 
 class _Reload:

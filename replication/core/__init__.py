@@ -5,8 +5,8 @@ No module below reads a clock, a socket, a file or a source of randomness; a tes
 
 The rules are numbered; `docs/protocol.md` has each in words, with its reasons, and each module opens with those it
 holds. Reading order: the words (`members`, `messages`, `events`, `actions`, `state`); `core` down to its events, which
-shows what calls what; the rules (`writer`, `election`, `leading`, `downstreams`, `membership`, `following`); the rest of
-`core`; `status`, which is all that others may know; and `invariants`, which hold after each step.
+shows what calls what; the rules (`writer`, `election`, `leading`, `downstreams`, `membership`, `following`); the rest
+of `core`; `status`, which is all that others may know; and `invariants`, which hold after each step.
 """
 
 from . import actions, events

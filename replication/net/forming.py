@@ -1,7 +1,8 @@
 """An unformatted node on its links, until it has a genesis frame (rule 0)."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from aiohttp import ClientSession, web
@@ -11,9 +12,11 @@ from quire.log import FrameInvalid, Kind, PayloadInvalid, UnknownVersion, decode
 from ..address import is_address
 from ..core.members import Identity, Members
 from ..core.membership.formation import Formation
-from ..core.messages import GenesisOffer, PeerMessage
+from ..core.messages import Directory, GenesisOffer, PeerMessage
+from .book import Book
 from .hello import NO_CLUSTER, PeerInfo
 from .links import Link, LinkServer, failure_of
+from .seeds import Seeds
 from .trust import Trust
 from .wire import BadMessage
 
@@ -48,12 +51,16 @@ class Forming:
         me: Identity,
         address: str,
         initial: list[str],
+        book: Book,
         trust: Trust,
         make_genesis: Callable[[Members, frozenset[str]], bytes],
         features: frozenset[str] = frozenset(),
         check_genesis: Callable[[bytes], object] = members_of_genesis,
+        seeds: Sequence[str] = (),
     ) -> None:
-        """`make_genesis` takes the members and the features that all of them offer; `features` are this node's.
+        """`initial` is empty for a node that joins. `seeds` are addresses of members whose ids are not known.
+
+        `make_genesis` takes the members and the features that all of them offer; `features` are this node's.
 
         `check_genesis` raises BadMessage for a frame that this node cannot run with; it then waits for another.
         """
@@ -61,41 +68,58 @@ class Forming:
         self._address = address
         self._formation = Formation(me, address, initial)
         self._trust = trust
+        self._book = book
+        self._seeds = Seeds(seeds, self.me, trust, self._seed_found)
+        self._session: ClientSession
         self._make_genesis = make_genesis
         self._found: asyncio.Future[Members | bytes] = asyncio.get_running_loop().create_future()
         """The initial members, once all are connected, or the genesis frame of a cluster formed without this node."""
-        self._links: list[Link] = []
+        self._links: dict[str, Link] = {}
         self._server = LinkServer(self, trust)
         self.failures: dict[str, str] = {}
         self._features = features
         self._check_genesis = check_genesis
         self._offers: dict[str, frozenset[str]] = {}
 
-    async def run(self, session: ClientSession, urls: dict[str, str]) -> bytes:
+    async def run(self, session: ClientSession) -> bytes:
         """Return the genesis frame that this node must store."""
-        self._links = [Link(self, session, node, url, self._trust) for node, url in urls.items()]
+        self._session = session
+        self._dial_all()
+        self._seeds.start(session)
         self._form_if_due()
         try:
             found = await self._found
             return found if isinstance(found, bytes) else self._make_genesis(found, self._features_of_all())
         finally:
-            for link in self._links:
+            await self._seeds.close()
+            for link in self._links.values():
                 await link.close()
             await self._server.close()
+
+    def _dial_all(self) -> None:
+        for node_id in self._book.peers() - self._links.keys():
+            addresses = partial(self._book.addresses_of, node_id)
+            self._links[node_id] = Link(self, self._session, node_id, addresses, self._trust)
+
+    def _seed_found(self, node_id: str, address: str) -> None:
+        if node_id != self._me.node_id:
+            self._book.found(node_id, address)
+            self._dial_all()
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Handle a `/peer` socket."""
         return await self._server.serve(request)
 
     def awaited(self) -> str:
-        """The other initial members, each with its answer; empty if there is no other."""
-        return ", ".join(f"{node}: {self._answer_of(node)}" for node in self._formation.others)
+        """The other initial members, each with its answer; empty if there is no other. Of one that joins, the peers."""
+        awaited = [f"{node}: {self._answer_of(node)}" for node in self._formation.others or self._links]
+        return ", ".join([*awaited, *(f"{address}: {why}" for address, why in self._seeds.failures.items())])
 
     def _answer_of(self, node_id: str) -> str:
         for failed in (node_id, f"link from {node_id}"):
             if failed in self.failures:
                 return self.failures[failed]
-        if node_id not in self._formation.awaited():
+        if node_id not in self._formation.awaited() and node_id in self._formation.others:
             return "reached, waits too"
         return "reached, its cluster is formed" if node_id in self._offers else "not reached yet"
 
@@ -133,6 +157,8 @@ class Forming:
     def peer_dialled(self, peer: PeerInfo) -> None:
         """Only members are dialled."""
         self.failures.pop(f"link from {peer.node_id}", None)
+        if (link := self._links.get(peer.node_id)) is not None:
+            link.redial_now()
 
     def peer_doubted(self, node_id: str, reason: str) -> None:
         """Note the refusal: `awaited` reports it, and it is logged while the node waits."""
@@ -150,7 +176,10 @@ class Forming:
         """There are no streams yet to end."""
 
     def message_received(self, peer: PeerInfo, message: PeerMessage) -> None:
-        """Accept a member's genesis; an unformatted node ignores everything else."""
+        """Accept a member's genesis, and its directory; an unformatted node ignores everything else."""
+        if isinstance(message, Directory) and self._trust.is_member(peer.node_id):
+            self._book.learnt(message.index, dict(message.addresses))
+            self._dial_all()
         if isinstance(message, GenesisOffer) and not self._found.done() and self._trust.is_member(peer.node_id):
             shown = members_of_genesis(message.frame)
             self._check_genesis(message.frame)

@@ -55,6 +55,8 @@ CODE_BYTES = 32
 UNKNOWN_CODE = b""
 FOREIGN_CLUSTER = "foreign_cluster"
 DUPLICATE = "twin"
+SAME_NODE = "same_node"
+OTHER_NODE = "other_node"
 LACKS_FEATURES = "features"
 STRANGER = "stranger"
 OTHER_CERTIFICATE = "certificate"
@@ -189,7 +191,7 @@ def check_peer(me: PeerInfo, peer: PeerInfo) -> None:
     if me.is_formatted and peer.is_formatted and me.cluster_id != peer.cluster_id:
         raise ForeignCluster(peer)
     if me.node_id == peer.node_id:
-        raise PeerRefused("same_node", f"this node is {me.node_id}, too")
+        raise PeerRefused(SAME_NODE, f"this node is {me.node_id}, too")
     if lacking := sorted(me.requires - peer.features):
         raise PeerRefused(
             LACKS_FEATURES, f"{peer.node_id} lacks {', '.join(lacking)}, which this cluster uses: upgrade that node"
@@ -266,14 +268,15 @@ async def dial(
     session: ClientSession,
     address: str,
     me: Callable[[], PeerInfo],
-    expected_node_id: str,
+    expected_node_id: str | None,
     purpose: str,
     trust: Trust,
     ping_s: float | None,
 ) -> tuple[ClientWebSocketResponse, PeerInfo]:
     """Dial a peer at HOST:PORT and shake hands; return the socket and the peer. On an error nothing stays open.
 
-    `purpose` is one of `PATHS`. `me` is called again after the hello: meanwhile this node may require more features.
+    `expected_node_id` is None if any node may answer; with certificates it must be named. `purpose` is one of `PATHS`.
+    `me` is called again after the hello: meanwhile this node may require more features.
 
     Without `ping_s` the caller pings, and reads the peer's pings and pongs as messages.
 
@@ -282,7 +285,7 @@ async def dial(
     """
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
-            scheme, context, name = trust.dialling(expected_node_id)
+            scheme, context, name = trust.dialling(expected_node_id or "")
             socket = await session.ws_connect(
                 f"{scheme}://{address}{PATHS[purpose]}",
                 ssl=context,
@@ -297,7 +300,7 @@ async def dial(
                 with of_a_stranger(socket, MAX_UNPROVED_BYTES):
                     peer = await dial_hello(socket, me(), expected_node_id, purpose, trust.secret, nonce)
                     check_peer(me(), peer)
-                    if trust.dialling(expected_node_id)[1] is not context:
+                    if trust.dialling(expected_node_id or "")[1] is not context:
                         raise ConnectionResetError("the certificates have changed since it was dialled")
             except BaseException:
                 await close_socket(socket)
@@ -311,7 +314,7 @@ async def dial(
 async def dial_hello(
     socket: ClientWebSocketResponse,
     me: PeerInfo,
-    expected_node_id: str,
+    expected_node_id: str | None,
     purpose: str,
     secret: bytes | None,
     nonce: bytes,
@@ -331,10 +334,10 @@ async def dial_hello(
     row, given = await _receive(socket, 2)
     peer = _peer_info(row)
     expected = mac(secret, "dialled", dialled_nonce, nonce, purpose, peer, protocol, offered)
-    _proved(() if secret is None else (secret,), lambda _: expected, given, expected_node_id)
+    _proved(() if secret is None else (secret,), lambda _: expected, given, expected_node_id or peer.node_id)
     check_peer(me, peer)
-    if peer.node_id != expected_node_id:
-        raise PeerRefused("other_node", f"{expected_node_id} was expected there, but {peer.node_id} answered")
+    if expected_node_id not in (None, peer.node_id):
+        raise PeerRefused(OTHER_NODE, f"{expected_node_id} was expected there, but {peer.node_id} answered")
     return peer
 
 

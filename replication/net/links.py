@@ -9,6 +9,7 @@ import os
 import random
 import ssl
 from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -163,17 +164,21 @@ class Link:
         events: LinkEvents,
         session: ClientSession,
         node_id: str,
-        url: str,
+        addresses: Callable[[], Sequence[str]],
         trust: Trust,
         election_timeout_s: float = ELECTION_TIMEOUT_S,
     ) -> None:
+        """`addresses` are those that the peer may have now, the best first; each is tried in turn."""
         self.node_id = node_id
+        self.address: str | None = None
+        """Where the peer was dialled last."""
         self.peer: PeerInfo | None = None
         self._socket: ClientWebSocketResponse | None = None
         self._closing: set[asyncio.Task[None]] = set()
         self._events = events
         self._session = session
-        self._url = url
+        self._addresses = addresses
+        self._turn = 0
         self._trust = trust
         self._election_timeout_s = election_timeout_s
         self._failures = 0  # since a link last held for an election timeout
@@ -226,8 +231,13 @@ class Link:
         return pause
 
     async def _dial(self) -> None:
-        me, session = self._events.me, self._session
-        socket, self.peer = await dial(session, self._url, me, self.node_id, "peer", self._trust, None)
+        me, session, addresses = self._events.me, self._session, self._addresses()
+        if not addresses:
+            raise ConnectionRefusedError("no address of it is known")
+        self.address = addresses[self._turn % len(addresses)]
+        self._turn += 1
+        socket, self.peer = await dial(session, self.address, me, self.node_id, "peer", self._trust, None)
+        self._turn -= 1  # It is dialled there again.
         give_up_when_silent(socket, self._election_timeout_s)
         began = asyncio.get_running_loop().time()
         try:

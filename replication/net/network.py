@@ -4,13 +4,16 @@ No protocol state is kept here, only which socket belongs to which peer. The str
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from ssl import SSLError
 
-from aiohttp import ClientSession
+from aiohttp import ClientConnectorError, ClientSession
 
-from ..address import is_address
-from ..core import MAX_MEMBERS, events
+from quire.log import MEMBERSHIP
+
+from ..core import MAX_MEMBERS, Members, events
 from ..core.messages import (
     ControlMessage,
     CoreMessage,
@@ -23,9 +26,20 @@ from ..core.messages import (
     ProbeEcho,
 )
 from ..ports import Health, Machine, PeerEvents
-from .hello import FOREIGN_CLUSTER, ForeignCluster, PeerInfo, PeerRefused
+from .book import Book
+from .hello import (
+    FOREIGN_CLUSTER,
+    LINK_FAILURES,
+    OTHER_NODE,
+    SAME_NODE,
+    ForeignCluster,
+    PeerInfo,
+    PeerRefused,
+    dial,
+)
 from .links import Link, LinkServer, PeerReports, failure_of
-from .sockets import end_all
+from .seeds import Seeds
+from .sockets import close_socket, end_all
 from .streams import Streams
 from .trust import Trust
 
@@ -38,9 +52,9 @@ DOUBT_S = 60.0
 class Network:
     """A replica's links; implements `LinkEvents`.
 
-    Members are dialled at their addresses in the configuration or the log. A guest, a peer that proved itself but is
-    not a member, is dialled at the address that it reports, while there is room, and forgotten some time after
-    its link went down.
+    A member is dialled at its address in the log, else at those of other sources (`Book`). A guest, a peer that proved
+    itself but is not a member, is dialled at the address that it reports, while there is room, and forgotten some time
+    after its link went down.
     """
 
     def __init__(
@@ -50,11 +64,12 @@ class Network:
         on_foreign: Callable[[set[str]], None],
         next_stream_id: Callable[[], int],
         trust: Trust,
-        member_address: Callable[[str], str | None],
+        book: Book,
+        seeds: Sequence[str],
         max_frame_bytes: int,
         election_timeout_s: float,
     ) -> None:
-        """`member_address` returns a member's address in the log, None for a node that is not a member there."""
+        """`seeds` are addresses of members whose ids are not known."""
         self._me = me
         self._handle: Callable[[events.Event], None]
         self._on_report = on_report
@@ -63,11 +78,12 @@ class Network:
         self._machine: Machine
         self._health: Health
         self.trust = trust
-        self._member_address = member_address
+        self.book = book
         self._election_timeout_s = election_timeout_s
         self._session: ClientSession | None = None
-        self._configured: dict[str, str] = {}
-        self._urls: dict[str, str] = {}
+        self._seeds = Seeds(seeds, self.me, trust, self._seed_found)
+        self._directories: dict[str, tuple[PeerInfo, int]] = {}
+        """To which peer, and of which record, a directory was sent last."""
         self._links: dict[str, Link] = {}
         self._down_since: dict[str, float] = {}
         self._doubted_at: dict[str, float] = {}
@@ -94,37 +110,45 @@ class Network:
         self._handle, self._peers, self._machine, self._health = handle, peers, machine, health
         self.streams.connect(handle)
 
-    def start(self, session: ClientSession, urls: dict[str, str]) -> None:
-        """Dial every peer; `urls` are HOST:PORT by node id."""
+    def start(self, session: ClientSession) -> None:
+        """Dial every peer that the book names, and find out who answers at the seeds."""
         self._session = session
         self.streams.start(session)
-        self._configured = urls
-        for node_id, url in urls.items():
-            self._dial(node_id, url)
+        self.follow_book()
+        self._seeds.start(session)
+
+    def follow_book(self) -> None:
+        """Dial the peers that are named now, and forget those that are named no longer and are not connected."""
+        named = self.book.peers()
+        for node_id in named:
+            self._dial(node_id)
+        for node_id, link in list(self._links.items()):
+            if node_id not in named and link.peer is None and self.book.was_removed(node_id):
+                self._forget(node_id)
+
+    def _seed_found(self, node_id: str, address: str) -> None:
+        if node_id != self._me.node_id:
+            self.book.found(node_id, address)
+            self._dial(node_id)
 
     async def close(self) -> None:
         """Hang up everywhere."""
         self.streams.hang_up_dialled()
+        await self._seeds.close()
         await end_all(self._ending)
         for link in list(self._links.values()):
             await link.close()
         await self.streams.close()
         await self.link_server.close()
 
-    def _dial(self, node_id: str, url: str | None) -> None:
-        if self._session is None or node_id in self._links or url is None or not is_address(url):
+    def _dial(self, node_id: str) -> None:
+        if self._session is None or node_id in self._links or not self.book.addresses_of(node_id):
             return
         if len(self._links) >= MAX_MEMBERS and not self._make_room(node_id):
             return
-        self._urls[node_id] = url
         self._down_since[node_id] = self._now()
-        self._links[node_id] = Link(self, self._session, node_id, url, self.trust, self._election_timeout_s)
-
-    def _url_of(self, peer: PeerInfo) -> str | None:
-        """Where to dial a peer that dialled this node: a member at its known address, whatever it reports."""
-        if self.trust.is_member(peer.node_id):
-            return self._configured.get(peer.node_id) or self._member_address(peer.node_id)
-        return peer.address if self.trust.proves else None
+        addresses = partial(self.book.addresses_of, node_id)
+        self._links[node_id] = Link(self, self._session, node_id, addresses, self.trust, self._election_timeout_s)
 
     def _make_room(self, node_id: str) -> bool:
         """Forget a guest to make room for a member: the one whose link has been down for longest, or a linked one."""
@@ -135,10 +159,10 @@ class Network:
         return True
 
     def forget_guests(self) -> None:
-        """Forget peers that are not members and whose links have been down for long."""
+        """Forget peers that are not members, or no longer, and whose links have been down for long."""
         latest = self._now() - GUEST_S
         for node_id, since in list(self._down_since.items()):
-            if since <= latest and not self.trust.is_member(node_id):
+            if since <= latest and node_id not in self.book.peers():
                 self._forget(node_id)
 
     def _forget(self, node_id: str) -> None:
@@ -146,8 +170,9 @@ class Network:
         self._ending.add(task := asyncio.create_task(link.close(), name=f"end of link to {node_id}"))
         task.add_done_callback(self._ending.discard)
         reports = self.reports
-        for told in (self._urls, self._down_since, reports.failures, reports.codes):
+        for told in (self._down_since, self._directories, reports.failures, reports.codes):
             told.pop(node_id, None)
+        self.book.forget(node_id)
         reports.failures.pop(f"stream with {node_id}", None)
         reports.foreign.discard(node_id)
 
@@ -181,9 +206,20 @@ class Network:
         if link is not None:
             link.send(message)
 
-    def unformatted(self) -> list[str]:
-        """The linked nodes that belong to no cluster yet."""
-        return [node for node, link in self._links.items() if link.peer is not None and not link.peer.is_formatted]
+    def offer_genesis(self, offer: GenesisOffer) -> None:
+        """Offer it to the members that belong to no cluster yet; nobody else gets the log."""
+        for node_id, link in self._links.items():
+            if link.peer is not None and not link.peer.is_formatted and node_id in self.book.peers():
+                link.send(offer)
+
+    def send_directory(self, index: int, members: Members) -> None:
+        """Tell each peer where the members of the record at `index` are, once per link."""
+        for node_id, link in self._links.items():
+            peer = link.peer
+            if peer is None or MEMBERSHIP not in peer.features or self._directories.get(node_id) == (peer, index):
+                continue
+            self._directories[node_id] = (peer, index)
+            link.send(Directory(index, tuple((member.node_id, member.address) for member in members.members)))
 
     def send_to_all(self, message: PeerMessage) -> None:
         """Send on the link to every node; lost where there is none."""
@@ -191,8 +227,28 @@ class Network:
             link.send(message)
 
     def address_of(self, node_id: str) -> str | None:
-        """HOST:PORT at which this node dials a peer; None if it knows none."""
-        return self._urls.get(node_id)
+        """HOST:PORT at which this node dials a peer; None if it does not."""
+        link = self._links.get(node_id)
+        if link is not None and link.peer is not None:
+            return link.address
+        return None if link is None else next(iter(self.book.addresses_of(node_id)), None)
+
+    async def probe(self, address: str, node_id: str) -> str | None:
+        """Why an address must not become that node's: another node or another cluster answers there; None if not.
+
+        Nobody may answer yet. An answer that refuses this node says nothing about who it is.
+        """
+        if self._session is None:
+            return None
+        try:
+            socket, _ = await dial(self._session, address, self.me, node_id, "peer", self.trust, None)
+        except PeerRefused as error:
+            return str(error.reason) if error.code in (OTHER_NODE, FOREIGN_CLUSTER, SAME_NODE) else None
+        except LINK_FAILURES as error:
+            of_another = isinstance(error, ClientConnectorError) and isinstance(error.os_error, SSLError)
+            return failure_of(error) if of_another and isinstance(error, Exception) else None
+        await close_socket(socket)
+        return None
 
     # LinkEvents
 
@@ -242,10 +298,9 @@ class Network:
     def peer_dialled(self, peer: PeerInfo) -> None:
         """Dial back at once, even a peer that is not known yet: an observer that is in no configuration."""
         self.reports.failures.pop(f"link from {peer.node_id}", None)
-        url = self._url_of(peer)
-        if peer.node_id in self._links and self.trust.is_member(peer.node_id) and url != self._urls[peer.node_id]:
-            self._forget(peer.node_id)  # It was a guest at another address, and has since become a member in the log.
-        self._dial(peer.node_id, url)
+        if self.trust.proves or self.book.was_removed(peer.node_id):
+            self.book.told(peer.node_id, peer.address)
+        self._dial(peer.node_id)
         if (link := self._links.get(peer.node_id)) is not None:
             link.redial_now()
 
@@ -282,9 +337,12 @@ class Network:
         match message:
             case PositionReport() | LagReport():
                 self._on_report(peer.node_id, message)
+            case Directory(index, addresses):
+                self.book.learnt(index, dict(addresses))
+                self.follow_book()
             case ControlMessage(data):
                 self._peers.control_received(peer, data)
-            case GenesisOffer() | Directory() | Probe() | ProbeEcho():
+            case GenesisOffer() | Probe() | ProbeEcho():
                 pass  # This node has a genesis; the link server handles probes.
             case _:
                 core_message: CoreMessage = message

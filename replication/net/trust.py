@@ -26,6 +26,10 @@ class Certificates(Protocol):
         """The context for dialling that node, and the name that it must prove."""
         ...
 
+    async def node_at(self, address: str) -> str:
+        """The node that answers at HOST:PORT, by its certificate, which must be of this cluster. Raises OSError."""
+        ...
+
     def node_of(self, request: web.Request) -> str | None:
         """The node that the caller's certificate was issued to; None if it showed none of this cluster."""
         ...
@@ -42,7 +46,8 @@ class Trust:
 
     secrets: tuple[bytes, ...]
     is_member: Callable[[str], bool]
-    """Whether a node id is in `--members` or in the log's members record. A peer's claim to it proves nothing."""
+    """Whether a node id is that of a member or of a removed one: in the log, in `--members`, at an address of `--join`,
+    or in a peer's directory. A peer's claim to it proves nothing."""
     certificates: Certificates | None = None
 
     @property

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 import quire
-from quire.cluster.node.membership import Promotions, error_of
+from quire.cluster.node.membership import Changes, error_of
 from quire.cluster.node.views.status import node_status
 from quire.replication.core import Members
 from quire.replication.core.membership import changing
@@ -150,7 +150,7 @@ def test_each_refusal_has_its_numbers(outcome: changing.Refused, named: dict[str
 
 
 def test_an_answer_that_nobody_waits_for_any_more_is_dropped() -> None:
-    Promotions(cast("Any", None), lambda: None, {}, 1).change_ended(7, changing.Unchanged())
+    Changes(cast("Any", None), lambda: None, {}.get, 1).change_ended(7, changing.Unchanged())
 
 
 async def test_a_cluster_of_one_grows_and_the_control_plane_with_it(tmp_path: Path) -> None:

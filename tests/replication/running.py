@@ -179,7 +179,8 @@ class Cluster:
         options = ReplicaOptions(
             address=self.addresses.get(node_id, f"{HOST}:1"),
             genesis=genesis_frame(self.members),
-            urls={node: address for node, address in self.addresses.items() if node != node_id},
+            members={},
+            links={node: address for node, address in self.addresses.items() if node != node_id},
             core=OPTIONS,
             max_frame_bytes=LOG_OPTIONS.max_frame_bytes,
             secrets=() if self.secret is None else (self.secret,),

@@ -106,7 +106,7 @@ async def hello(
 async def test_a_duplicate_is_refused_with_an_alarm_while_the_first_process_answers(purpose: str) -> None:
     mine, theirs = Recorder(who("n1")), Recorder(who("n2"))
     async with serving(theirs) as (_, address, session):
-        link = Link(mine, session, "n2", address, trusting(None))
+        link = Link(mine, session, "n2", lambda: [address], trusting(None))
         await until(lambda: theirs.came)
 
         assert await hello(session, address, who("n1", incarnation=2), purpose=purpose) == "twin"

@@ -147,7 +147,7 @@ async def test_a_dialled_peer_that_lacks_what_became_required_during_the_hello_i
 
 
 async def _left_link(told: Recorder, session: ClientSession, address: str) -> str:
-    link = Link(told, session, "n2", address, trusting(None))
+    link = Link(told, session, "n2", lambda: [address], trusting(None))
     await until(lambda: told.failed or told.up)
     await asyncio.wait_for(link.close(), DEADLINE_S)
     return "".join(told.failed)
@@ -247,7 +247,7 @@ async def test_strangers_that_leave_their_hello_unended_lock_no_member_out_and_t
 async def test_a_stranger_with_a_members_name_and_disk_raises_no_alarm_and_ends_no_link() -> None:
     mine, told = Recorder(who("n1")), Recorder(who("n2"))
     async with serving("peer", told, SECRET) as (session, address):
-        link = Link(mine, session, "n2", address, trusting(SECRET))
+        link = Link(mine, session, "n2", lambda: [address], trusting(SECRET))
         await until(lambda: told.came)
         for _ in range(3):
             with pytest.raises(PeerRefused, match="peer_secret"):

@@ -21,12 +21,13 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from quire.replication import Promise
-from quire.replication.core import CoreOptions, Identity
+from quire.replication.core import CoreOptions, Identity, Members
 from quire.replication.core.messages import (
     GenesisOffer,
     Heartbeat,
     HeartbeatEcho,
 )
+from quire.replication.net.book import Book
 from quire.replication.net.forming import Forming, members_of_genesis
 from quire.replication.net.hello import answer_hello, dial, dial_hello
 from quire.replication.net.links import Link, LinkServer, failure_of
@@ -94,7 +95,7 @@ async def linked(mine: Recorder, theirs: Recorder) -> AsyncGenerator[tuple[Link,
     """An open link, and the server at its other end."""
     server = LinkServer(theirs, ANYBODY)
     async with listening({"/peer": server.serve}) as address, calling() as session:
-        link = Link(mine, session, theirs.info.node_id, address, trusting(None))
+        link = Link(mine, session, theirs.info.node_id, lambda: [address], trusting(None))
         try:
             await until(lambda: mine.up)
             yield link, server
@@ -123,7 +124,7 @@ async def test_a_broken_link_is_redialled_and_carries_no_old_message() -> None:
         return await server[0].serve(request)
 
     async with listening({"/peer": serve}) as address, calling() as session:
-        link = Link(mine, session, "n2", address, trusting(None))
+        link = Link(mine, session, "n2", lambda: [address], trusting(None))
         await until(lambda: mine.up)
         await server[0].close()
         await until(lambda: mine.down)
@@ -150,7 +151,7 @@ async def test_a_peer_that_dials_is_dialled_back_at_once(monkeypatch: pytest.Mon
         return await server.serve(request)
 
     async with listening({"/peer": serve}) as address, calling() as session:
-        link = Link(mine, session, "n2", address, trusting(None), election_timeout_s=10_000.0)
+        link = Link(mine, session, "n2", lambda: [address], trusting(None), election_timeout_s=10_000.0)
         await until(lambda: len(mine.failed) == 2)  # The first pause is none.
         came = True
         link.redial_now()
@@ -237,7 +238,7 @@ async def test_a_refused_link_reports_why_and_keeps_dialling() -> None:
     mine, theirs = Recorder(who("n1")), Recorder(who("n2", cluster_id=b"another cluster."))
     server = LinkServer(theirs, ANYBODY)
     async with listening({"/peer": server.serve}) as address, calling() as session:
-        link = Link(mine, session, "n2", address, trusting(None))
+        link = Link(mine, session, "n2", lambda: [address], trusting(None))
         await until(lambda: len(mine.failed) == 2)
         await link.close()
 
@@ -262,11 +263,12 @@ async def test_a_peer_that_sends_garbage_is_disconnected(data: bytes) -> None:
 # Forming, and the change to a formed node
 
 
-def forming(node_id: str, *initial: str) -> Forming:
+def forming(node_id: str, *initial: str, urls: dict[str, str] | None = None) -> Forming:
     me = unformatted(node_id)
+    book = Book(node_id, lambda: (-1, Members(())), {} if urls is None else urls, {})
     identity = Identity(me.node_id, me.disk_id, me.incarnation)
     trust = Trust((), initial.__contains__)
-    return Forming(identity, me.address, list(initial), trust, lambda members, _: genesis_frame(members))
+    return Forming(identity, me.address, list(initial), book, trust, lambda members, _: genesis_frame(members))
 
 
 async def refused_or_hung_up(session: ClientSession, address: str) -> bool:
@@ -283,8 +285,8 @@ async def test_an_unformatted_node_accepts_the_genesis_that_it_is_shown() -> Non
     frame = genesis_frame(voters("n1"))
     node = forming("n2", "n1", "n2")
     async with listening({"/peer": node.serve}) as address, calling() as session:
-        formed = asyncio.create_task(node.run(session, {}))
-        link = Link(Recorder(who("n1")), session, "n2", address, trusting(None))
+        formed = asyncio.create_task(node.run(session))
+        link = Link(Recorder(who("n1")), session, "n2", lambda: [address], trusting(None))
         await until(lambda: link.peer is not None)
         link.send(GenesisOffer(frame, committed=False))
         await turns(200)
@@ -298,8 +300,8 @@ async def test_a_dial_after_the_genesis_was_accepted_is_refused_and_not_left_unh
     # A link that stood on what served the formation would stand for ever, and nobody would hear what is said on it.
     node = forming("n2", "n1", "n2")
     async with listening({"/peer": node.serve}) as address, calling() as session:
-        formed = asyncio.create_task(node.run(session, {}))
-        link = Link(Recorder(who("n1")), session, "n2", address, trusting(None))
+        formed = asyncio.create_task(node.run(session))
+        link = Link(Recorder(who("n1")), session, "n2", lambda: [address], trusting(None))
         await until(lambda: link.peer is not None)
         link.send(GenesisOffer(genesis_frame(voters("n1")), committed=True))
         await asyncio.wait_for(formed, DEADLINE_S)
@@ -311,9 +313,9 @@ async def test_a_dial_after_the_genesis_was_accepted_is_refused_and_not_left_unh
 async def test_a_hello_during_the_acceptance_of_a_genesis_ends_refused_and_not_unheard() -> None:
     node = forming("n2", "n1", "n2")
     async with listening({"/peer": node.serve}) as address, calling() as session:
-        formed = asyncio.create_task(node.run(session, {}))
+        formed = asyncio.create_task(node.run(session))
         socket = await session.ws_connect(f"http://{address}/peer")
-        link = Link(Recorder(who("n1")), session, "n2", address, trusting(None))
+        link = Link(Recorder(who("n1")), session, "n2", lambda: [address], trusting(None))
         await until(lambda: link.peer is not None)
         link.send(GenesisOffer(genesis_frame(voters("n1")), committed=True))
         await asyncio.wait_for(formed, DEADLINE_S)
@@ -329,18 +331,16 @@ async def test_a_hello_during_the_acceptance_of_a_genesis_ends_refused_and_not_u
 
 async def test_all_initial_members_together_form_one_cluster_with_the_lowest_ids_genesis() -> None:
     names = ["n1", "n2", "n3"]
-    nodes = {name: forming(name, *names) for name in names}
+    urls: dict[str, str] = {}
+    nodes = {name: forming(name, *names, urls=urls) for name in names}
     async with (
         listening({"/peer": nodes["n1"].serve}) as first,
         listening({"/peer": nodes["n2"].serve}) as second,
         listening({"/peer": nodes["n3"].serve}) as third,
         calling() as session,
     ):
-        urls = dict(zip(names, (first, second, third), strict=True))
-        waiting = {
-            name: asyncio.create_task(node.run(session, {peer: url for peer, url in urls.items() if peer != name}))
-            for name, node in nodes.items()
-        }
+        urls |= zip(names, (first, second, third), strict=True)
+        waiting = {name: asyncio.create_task(node.run(session)) for name, node in nodes.items()}
         frame = await asyncio.wait_for(waiting["n1"], DEADLINE_S)
         await turns(200)
 

@@ -46,7 +46,7 @@ class Peer:
 async def test_a_link_without_a_pong_is_dialled_anew() -> None:
     mine, peer = Recorder(who("n1")), Peer(answers=False)
     async with listening({"/peer": peer.serve}) as address, calling() as session:
-        link = Link(mine, session, "n2", address, trusting(None), ELECTION_TIMEOUT_S)
+        link = Link(mine, session, "n2", lambda: [address], trusting(None), ELECTION_TIMEOUT_S)
         await until(lambda: peer.dialled > 2)
         await asyncio.wait_for(link.close(), DEADLINE_S)
     assert "no pong for two election timeouts" in mine.failed
@@ -55,7 +55,7 @@ async def test_a_link_without_a_pong_is_dialled_anew() -> None:
 async def test_an_idle_link_whose_pings_are_answered_stays() -> None:
     mine, peer = Recorder(who("n1")), Peer(answers=True)
     async with listening({"/peer": peer.serve}) as address, calling() as session:
-        link = Link(mine, session, "n2", address, trusting(None), 10 * ELECTION_TIMEOUT_S)
+        link = Link(mine, session, "n2", lambda: [address], trusting(None), 10 * ELECTION_TIMEOUT_S)
         await until(lambda: peer.pings > PINGS + 2)
         assert peer.dialled == 1
         await asyncio.wait_for(link.close(), DEADLINE_S)
@@ -141,7 +141,7 @@ async def test_the_kernel_ends_silent_links_and_streams_at_both_ends() -> None:
         ClientSession(connector=connector) as session,
     ):
         mine = Recorder(who("n1"))
-        link = Link(mine, session, "n2", address, trusting(None), 2.0)
+        link = Link(mine, session, "n2", lambda: [address], trusting(None), 2.0)
         stream = FollowerStream(mine, session, 4, ("n2", address), trusting(None), MAX_FRAME_BYTES, 2.0)
         await until(lambda: mine.up and mine.connected)
         assert [one.getsockopt(IPPROTO_TCP, TCP_USER_TIMEOUT) for one in sockets] == [6_000] * 4

@@ -4,11 +4,8 @@ from typing import Any
 
 from aiohttp import web
 
-from quire.replication.core import NodeRole
-
 from ...compaction.retention import shown
-from ...errors import Malformed, NodeUnknown
-from ...node.views.status import members_document
+from ...errors import Malformed
 from ..api import API
 from ..bodies import answer, decode_document, read_body
 from ..request import parameters_of
@@ -27,50 +24,13 @@ async def post_transfer(request: web.Request) -> web.StreamResponse:
     parameters_of(request)
     body = await read_body(request, BODY_BYTES)
     target: str | None = _field_of(request, body, "target", str)
-    if target is not None and target not in node.config.members:
-        raise Malformed(f"target {target[:40]!r} is not one of the members ({', '.join(node.config.members)})")
+    if target is not None and target not in (members := node.addresses.all()):
+        raise Malformed(f"target {target[:40]!r} is not one of the members ({', '.join(members)})")
     forwarded = await api.leader.forward(request, body, writes=False)
     if forwarded is not None:
         return forwarded
     leader = target if target == node.config.node else await node.leadership.transfer(target)
     return answer(request, {"leader": leader, "epoch": node.leadership.role.epoch})
-
-
-async def get_members(request: web.Request) -> web.StreamResponse:
-    """{"leader", "epoch", "members_index", "commit_index", "members"}, from the leader.
-
-    A row is {"node_id", "disk_id", "address", "role", "heard", "lag"}, for each member in the log and for each other
-    connected node. `lag` is null for a disk about which the leader knows nothing.
-    """
-    api = request.app[API]
-    node = api.node
-    parameters_of(request)
-    forwarded = await api.leader.forward(request, None, writes=False)
-    return forwarded if forwarded is not None else answer(request, members_document(node))
-
-
-async def post_members(request: web.Request) -> web.StreamResponse:
-    """{"node_id", "changes"}: the indices of the records that make the body's `promote` a voter; none if it is one.
-
-    If the node came back with another disk, the old disk's vote is removed first, then the new disk's is added. An
-    interrupted request can be repeated: it continues where the last one stopped.
-    """
-    api = request.app[API]
-    node = api.node
-    parameters_of(request)
-    body = await read_body(request, BODY_BYTES)
-    promoted: str | None = _field_of(request, body, "promote", str)
-    if promoted is None:
-        raise Malformed('the body is {"promote": node_id}')
-    if promoted not in node.config.members:
-        raise NodeUnknown(promoted, list(node.config.members))
-    if (
-        node.leadership.role.role is not NodeRole.LEADER
-    ):  # A leader that does not serve yet refuses by itself, with a reason.
-        forwarded = await api.leader.forward(request, body, writes=True)
-        if forwarded is not None:
-            return forwarded
-    return answer(request, {"node_id": promoted, "changes": await node.components.promotions.promote(promoted)})
 
 
 async def post_snapshot(request: web.Request) -> web.StreamResponse:

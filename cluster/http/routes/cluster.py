@@ -23,11 +23,12 @@ async def get_cluster(request: web.Request) -> web.Response:
     api = request.app[API]
     node = api.node
     me, leader = node.config.node, node.leadership.leader_id
-    others = [node_id for node_id in node.config.members if node_id != me]
+    addresses = node.addresses.all()
+    others = [node_id for node_id in addresses if node_id != me]
     asked = await asyncio.gather(*(api.members.ask(request, node_id) for node_id in others))
     statuses = {me: (node_status(node), None), **dict(zip(others, asked, strict=True))}
     nodes: dict[str, Any] = {}
-    for node_id, address in node.config.members.items():
+    for node_id, address in addresses.items():
         status, failure = statuses[node_id]
         nodes[node_id] = {"address": address, "status": status, "failure": failure}
     answered = [status for status, _ in statuses.values() if status]

@@ -10,6 +10,7 @@ import structlog
 
 from quire.replication.core.status import Status
 
+from ...config.serve import ServeConfig
 from ..components import NodeView
 
 journal = structlog.get_logger(__name__)
@@ -17,8 +18,11 @@ journal = structlog.get_logger(__name__)
 SAY_AGAIN_S = 10.0
 
 
-def forming_sentence(awaited: str) -> str:
+def forming_sentence(config: ServeConfig, awaited: str) -> str:
     """The sentence of a node whose cluster is not formed yet; `awaited` is `Forming.awaited`."""
+    if config.join:
+        add = f"quire members add {config.node}={config.members[config.node]} --server {config.join[0]}"
+        return f"this node is not a member yet: run `{add}`; it waits for {awaited or ', '.join(config.join)}"
     return f"the cluster is not formed yet; it forms once all members are waiting: {awaited or 'there is no other'}"
 
 
@@ -77,7 +81,7 @@ async def log_waits(node: NodeView, election_timeout_s: float, look_s: float, cl
     while True:
         now, awaited = clock(), node.forming.awaited() if node.forming else ""
         if forming.is_due(now, holds=bool(awaited)):
-            journal.info("waiting for members", reason=forming_sentence(awaited))
+            journal.info("waiting for members", reason=forming_sentence(node.config, awaited))
         is_leaderless = node.formed is not None and node.leadership.leader_id is None
         if leaderless.is_due(now, holds=is_leaderless) and node.formed is not None:
             replica = node.formed.replica

@@ -7,7 +7,7 @@ from typing import Any
 import structlog
 
 from quire.replication import Replica
-from quire.replication.core.fitness import FitnessStatus, Level
+from quire.replication.core.fitness import DRAINED, FitnessStatus, Level
 from quire.replication.core.status import Status
 
 from ..components import NodeView
@@ -27,6 +27,8 @@ ADVICE = {
     Level.MACHINE_FAILED: "`reasons` in its /status say why, and what to do",
     Level.DISK_HANGS: "if it lasts, check the volume of {data_dir}, then restart the node",
 }
+
+UNDRAIN = "`quire undrain` ends it, or a restart"
 
 STOPS_A_LEADER = frozenset({Level.NO_ROOM, Level.COMMITS_NOTHING})
 """A leader at this level accepts or finishes no writes, so it is not ready. Its followers serve what they have."""
@@ -52,7 +54,11 @@ def fitness_alarms(node: NodeView) -> list[str]:
 
 
 def _sentence(held: FitnessStatus, data_dir: Path) -> str:
-    return f"{held.reason}; {advice(held.level, data_dir)}"
+    return f"{held.reason}; {_advice(held, data_dir)}"
+
+
+def _advice(held: FitnessStatus, data_dir: Path) -> str:
+    return UNDRAIN if held.reason == DRAINED else advice(held.level, data_dir)
 
 
 def fitness_document(fitness: FitnessStatus, data_dir: Path) -> dict[str, Any]:
@@ -65,7 +71,7 @@ def _document(held: FitnessStatus, data_dir: Path) -> dict[str, Any]:
         "level": int(held.level),
         "name": held.level.name.lower(),
         "reason": held.reason,
-        "do": advice(held.level, data_dir),
+        "do": _advice(held, data_dir),
         "since": held.since,
     }
 
@@ -113,7 +119,7 @@ async def log_levels(replica: Replica[Waiter], data_dir: Path, look_s: float) ->
             if fitness.level is Level.FIT:
                 journal.info("fit to lead again", was=known.name.lower())
             else:
-                what = advice(fitness.level, data_dir)
+                what = _advice(fitness, data_dir)
                 journal.warning("unfit to lead", level=fitness.level.name.lower(), reason=fitness.reason, do=what)
             known = fitness.level
         await asyncio.sleep(look_s)

@@ -6,16 +6,15 @@ They read the parts and change nothing.
 from collections.abc import Mapping
 from typing import Any
 
+from quire import __version__
 from quire.log import Bounds, wall_clock
 from quire.replication import Replica
 from quire.replication.address import may_serve
-from quire.replication.core import Member, Role, Status
 from quire.replication.lag import MICROSECONDS
 from quire.sm import StateRoom
 
 from ...config.access import INSECURE
 from ...data_dir.genesis import ignored_settings
-from ...errors import NoLeader
 from ..components import Components, NodeView
 from ..digests import Difference, Digests
 from ..writing import Waiter
@@ -37,6 +36,9 @@ def node_status(node: NodeView) -> dict[str, Any]:
         "leader": node.leadership.leader_id,
         "serving": node.leadership.is_leader,
         "clock": clock,
+        "version": __version__,
+        "started_at": node.started_at,
+        "drained": node.leadership.drained,
         "ready": not reasons,
         "reasons": reasons,
         "machine": {"name": node.machine_name},
@@ -104,7 +106,7 @@ def not_ready_reasons(node: NodeView) -> list[str]:
     if node.health.failure is not None:
         return [f"the node has halted: {node.health.failure}"]
     if node.formed is None:
-        return [forming_sentence(node.forming.awaited() if node.forming else "")]
+        return [forming_sentence(node.config, node.forming.awaited() if node.forming else "")]
     reasons = unready_reasons(node)
     if (doubt := _doubt(node, node.formed)) is not None:
         reasons.append(doubt)
@@ -157,7 +159,7 @@ def alarms(components: Components, digests: Digests, fitness: list[str]) -> list
 def standing_alarms(node: NodeView) -> list[str]:
     """The alarms that last until the configuration is fixed, or code is changed or accepted; they are also logged."""
     config, components = node.config, node.formed
-    address = config.members[config.node]
+    address = node.addresses.of(config.node) or config.members[config.node]
     misplaced = (
         f"this node listens on {config.listen}, but others dial it at {address}, its address in members; correct "
         "--listen or --members, unless something forwards one to the other"
@@ -166,6 +168,8 @@ def standing_alarms(node: NodeView) -> list[str]:
     if components is None:
         return known
     ignored = ignored_settings(components.genesis, config)
+    if (differing := node.addresses.differences()) is not None:
+        known.append(differing)
     return [*known, *ignored, *components.code.alarms(components.codes())]
 
 
@@ -229,47 +233,3 @@ def _difference(difference: Difference | None) -> dict[str, Any] | None:
         return None
     index, digest, own_digest = difference
     return {"index": index, "digest": digest.hex(), "leader_digest": own_digest.hex()}
-
-
-def members_document(node: NodeView) -> dict[str, Any]:
-    """The document of `GET /admin/members`: the log's members, and the other connected nodes, as this leader sees them.
-
-    Raises:
-        NoLeader, NotLeader, StateUnavailable: this node does not lead.
-    """
-    replica = node.components.replica
-    status = replica.core.status()
-    if (leader := status.leader) is None:
-        raise NoLeader
-    others = [
-        Member(node_id, disk_id, node.config.members.get(node_id, ""), Role.OBSERVER)
-        for node_id, disk_id in status.links.items()
-        if all((member.node_id, member.disk_id) != (node_id, disk_id) for member in status.members.members)
-    ]
-    clock = wall_clock()
-    rows = [
-        {
-            "node_id": member.node_id,
-            "disk_id": member.disk_id.hex(),
-            "address": member.address,
-            "role": str(member.role),
-            "heard": (member.node_id, member.disk_id) in leader.heard,
-            "lag": _lag(replica, status, member, clock),
-        }
-        for member in sorted((*status.members.members, *others), key=lambda member: (member.node_id, member.role))
-    ]
-    return {
-        "leader": node.config.node,
-        "epoch": node.leadership.role.epoch,
-        "members_index": status.members_index,
-        "commit_index": status.commit_index,
-        "members": rows,
-    }
-
-
-def _lag(replica: Replica[Waiter], status: Status, member: Member, clock: int) -> dict[str, Any] | None:
-    """A member's lag, if known. A position is reported under a node id, so it belongs to the connected disk."""
-    if status.is_me(member):
-        return replica.lags.own(clock)._asdict()
-    position = replica.lags.positions.get(member.node_id)
-    return replica.lags.of(position, clock)._asdict() if position is not None and status.is_linked(member) else None

@@ -1,5 +1,5 @@
 """Whether a node is fit to lead: why it is unfit (`levels`), and how an unfit leader hands over (`handover`)."""
 
-from .levels import Fitness, FitnessStatus, Level
+from .levels import DRAINED, Fitness, FitnessStatus, Level
 
-__all__ = ["Fitness", "FitnessStatus", "Level"]
+__all__ = ["DRAINED", "Fitness", "FitnessStatus", "Level"]

@@ -44,6 +44,7 @@ FLUSH_WEIGHT = (
     4  # A flush counts 1/4 in the average: a single long one, for whatever reason, does not make a slow disk.
 )
 HOLD_OFF_TIMEOUTS = 4
+DRAINED = "an operator drained this node"
 GIVE_UP_TIMEOUTS = (
     10  # After this long a leader that is still stuck steps down again; then after twice as long, and so on.
 )
@@ -247,7 +248,7 @@ class Fitness:
         if drained and self._drained is None:
             if not self._holding:
                 self._unfit_since = moment.awake
-            self._drained = Holding("an operator drained this node", moment.awake, moment.clock)
+            self._drained = Holding(DRAINED, moment.awake, moment.clock)
         elif not drained and self._drained is not None:
             self._drained, self._changed_clock = None, moment.clock
 

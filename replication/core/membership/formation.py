@@ -10,7 +10,8 @@ class Formation:
 
     The cluster forms when *all* initial members are connected and all are unformatted; then the lowest id makes the
     genesis frame. A majority is not enough: a wiped majority would form an empty cluster next to the disks that hold
-    the data.
+    the data. A node with `--join` has no initial members: it never forms, since its lost disk must not become a new,
+    empty cluster.
     """
 
     def __init__(self, me: Identity, address: str, initial: Sequence[str]) -> None:
@@ -40,7 +41,7 @@ class Formation:
 
     def members(self) -> Members | None:
         """The members with which to form the cluster, if that is this node's task now."""
-        if self._me.node_id != self._initial[0] or self.awaited():
+        if not self._initial or self._me.node_id != self._initial[0] or self.awaited():
             return None
         return Members(tuple(self._linked.get(node, self._me) for node in self._initial))
 

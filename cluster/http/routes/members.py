@@ -1,0 +1,142 @@
+"""`/members`: who belongs to the cluster, and an operator's changes of it (rule 15)."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from quire.replication import NODE_ID
+from quire.replication.address import is_address
+from quire.replication.core import MAX_MEMBERS, NodeRole, Role
+
+from ...errors import Malformed, NodeUnknown, NoLeader
+from ...node.membership import OwnRowLeft
+from ...node.views.members import members_document
+from ..api import API
+from ..bodies import answer, decode_document, read_body
+from ..request import parameters_of
+
+BODY_BYTES = 1 << 14
+BODY = '{"members": {"n4": "HOST:PORT"}, "role": "voter" or "observer"}'
+PATCHES = '{"role": "voter" or "observer"}, {"address": "HOST:PORT"} or {"drained": true or false}'
+
+
+async def get_members(request: web.Request) -> web.StreamResponse:
+    """The leader's {"leader", "epoch", "members_index", "commit_index", "change", "may_fail", "members", "removed"}.
+
+    A row is {"node_id", "disk_id", "address", "role", "heard", "lag", "waits_for", "version", "drained", "ready",
+    "started_at"}, for each member in the log and for each other connected node. `lag` is null for a disk about which
+    the leader knows nothing; the last four are null for a node that does not answer. `waits_for` says what keeps a node
+    that joins from being a voter. `change` is true while the last record of members is not committed. So many of the
+    voters may fail now: `may_fail`.
+    """
+    api = request.app[API]
+    node = api.node
+    parameters_of(request)
+    forwarded = await api.leader.forward(request, None, writes=False)
+    if forwarded is not None:
+        return forwarded
+    statuses = await api.members.ask_all(request)
+    return answer(request, members_document(node, statuses))
+
+
+async def post_members(request: web.Request) -> web.StreamResponse:
+    """{"members", "changes"} after nodes were added: the index of the record, or none if all of them are members.
+
+    They join when they are started with `--join`, and become voters once all that join are level; observers stay
+    observers. Nobody has to wait for it.
+    """
+    api = request.app[API]
+    parameters_of(request)
+    body = await read_body(request, BODY_BYTES)
+    addresses, observers = _new_members(decode_document(request, body))
+    changes = api.node.components.changes
+    done = await _on_leader(request, body, lambda: changes.add(addresses, observers=observers))
+    return done if isinstance(done, web.StreamResponse) else answer(request, {"members": addresses, "changes": done})
+
+
+async def patch_member(request: web.Request) -> web.StreamResponse:
+    """{"node_id", "changes"} after a member was made a voter or an observer, or got another address.
+
+    {"node_id", "drained"} after it was told to let others lead, or no longer to. A node that came back with another
+    disk is made a voter by two records: the old disk's vote is removed first. An interrupted request can be repeated.
+    """
+    api = request.app[API]
+    node = api.node
+    parameters_of(request)
+    node_id, body = request.match_info["node_id"], await read_body(request, BODY_BYTES)
+    document = decode_document(request, body)
+    if type(document) is not dict or len(document) != 1:
+        raise Malformed(f"the body is {PATCHES}")
+    if node.addresses.of(node_id) is None:
+        raise NodeUnknown(node_id, list(node.addresses.all()))
+    changes = node.components.changes
+    match document:
+        case {"drained": bool(drained)}:
+            if node_id != node.config.node:
+                return await api.members.pass_on(request, node_id, body)
+            node.leadership.drain(drained=drained)
+            return answer(request, {"node_id": node_id, "drained": drained})
+        case {"role": "voter"}:
+            return await _changed(request, node_id, body, lambda: changes.promote(node_id))
+        case {"role": "observer"}:
+            return await _changed(request, node_id, body, lambda: changes.demote(node_id))
+        case {"address": str(address)} if is_address(address):
+            return await _changed(request, node_id, body, lambda: changes.move(node_id, address))
+        case _:
+            raise Malformed(f"the body is {PATCHES}")
+
+
+async def delete_member(request: web.Request) -> web.StreamResponse:
+    """{"node_id", "changes"} after a node was removed; no change if it was already. Its data_dir cannot come back.
+
+    A leader hands over before it is removed: then the next one answers.
+    """
+    parameters_of(request)
+    node_id, body = request.match_info["node_id"], await read_body(request, 0)
+    changes = request.app[API].node.components.changes
+    return await _changed(request, node_id, body, lambda: changes.remove(node_id))
+
+
+async def _changed(
+    request: web.Request, node_id: str, body: bytes, change: Callable[[], Awaitable[list[int]]]
+) -> web.StreamResponse:
+    done = await _on_leader(request, body, change)
+    return done if isinstance(done, web.StreamResponse) else answer(request, {"node_id": node_id, "changes": done})
+
+
+async def _on_leader(
+    request: web.Request, body: bytes, change: Callable[[], Awaitable[list[int]]]
+) -> web.StreamResponse | list[int]:
+    """The records of a change if this node leads; else the leader's answer.
+
+    A leader that does not serve yet refuses by itself, with a reason.
+    """
+    api = request.app[API]
+    node = api.node
+    if node.leadership.role.role is not NodeRole.LEADER:
+        if (forwarded := await api.leader.forward(request, body, writes=True)) is not None:
+            return forwarded
+    try:
+        return await change()
+    except OwnRowLeft:
+        await node.leadership.transfer(None)
+    forwarded = await api.leader.forward(request, body, writes=True)
+    if forwarded is None:
+        raise NoLeader
+    return forwarded
+
+
+def _new_members(document: Any) -> tuple[dict[str, str], bool]:
+    """The addresses of new members, and whether they are observers. Raises Malformed."""
+    if type(document) is not dict or document.keys() - {"members", "role"}:
+        raise Malformed(f"the body is {BODY}")
+    members, role = document.get("members"), document.get("role", str(Role.VOTER))
+    if type(members) is not dict or not 0 < len(members) <= MAX_MEMBERS or role not in (Role.VOTER, Role.OBSERVER):
+        raise Malformed(f"the body is {BODY}")
+    for node_id, address in members.items():
+        if type(node_id) is not str or not NODE_ID.fullmatch(node_id):
+            raise Malformed(f"{str(node_id)[:40]!r} is not a node id; use 1 to 24 of a-z, 0-9 and -")
+        if not is_address(address):
+            raise Malformed(f"{str(address)[:60]!r} is not HOST:PORT")
+    return dict(members), role == Role.OBSERVER
