@@ -133,6 +133,9 @@ class Changes:
                     if row is not None and row.role is Role.VOTER:
                         break
                 case changing.Unchanged():
+                    last = self._replica.core.status().members_index
+                    if changes and last is not None and last > changes[-1]:
+                        changes.append(last)  # The leader went on by itself.
                     break
                 case outcome:
                     error = error_of(outcome, wanted, self._not_leader)

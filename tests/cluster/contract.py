@@ -27,7 +27,10 @@ NOWHERE_YET = {
     "transfer-failed": "503: takes three election timeouts; see test_transfer.py",
     "members-full": "409: needs 65 nodes; see tests/replication/test_members.py",
     "leader-not-serving": "503: possible only in the first moments of a leadership; see test_members.py",
-    "change-under-way": "503: possible only during one commit; see test_members.py",
+    "change-under-way": "409: possible only while a commit takes a second; see test_members.py",
+    "change-refused": "409: of members; see tests/cluster/test_joining.py",
+    "address-unusable": "409: of members; see tests/cluster/test_joining.py",
+    "node-unreachable": "503: needs a member that is down; see tests/cluster/test_joining.py",
     "node-behind": "503: needs a node that lags; see test_members.py",
     "voters-unheard": "503: needs a voter that has just fallen silent; see test_members.py",
     "unauthorized": "401: needs tokens; see access/test_callers.py",
@@ -168,7 +171,7 @@ def said(message: bytes) -> Ask:
 _MIB = 1 << 20
 _TOO_MANY = b'{"commands": [' + b'["add", 0],' * SESSION_WINDOW + b'["add", 0]]}'
 _QUERY = post("/query", b'{"request": null}')
-_MEMBERS = post("/admin/members", b'{"promote": "n1"}')
+_MEMBER = Ask("PATCH", "/members/{node}", JSON, b'{"role": "voter"}')
 _RAW = Ask("POST", "/records", OCTETS, bytes(_MIB + 1))
 _STREAM = get("/commands/stream?session={session}")
 
@@ -275,14 +278,33 @@ CALLS = [
     ),
     Call(post("/rpc/truncate", b'{"truncate_index": 0}'), answers=(409, "not-in-this-mode")),
     Call(post("/admin/transfer", b'{"target": "n1"}'), "leader epoch", forwards=True, reads=False, largest_body=4096),
-    Call(get("/admin/members"), "leader epoch members_index commit_index members", forwards=True, reads=False),
     Call(
-        _MEMBERS,
-        "node_id changes",
+        get("/members"),
+        "leader epoch members_index commit_index change may_fail members removed",
         forwards=True,
         reads=False,
-        largest_body=4096,
-        own=[Row(503, "node-not-connected", _MEMBERS._replace(body=b'{"promote": "n2"}'), "alone", at=("n1",))],
+    ),
+    Call(
+        post("/members", b'{"members": {"n1": "127.0.0.1:1"}}'),
+        answers=(409, "change-refused"),
+        forwards=True,
+        reads=False,
+    ),
+    Call(
+        Ask("DELETE", "/members/{node}"),
+        given=worlds.no_member,
+        answers=(404, "node-unknown"),
+        forwards=True,
+        reads=False,
+    ),
+    Call(
+        _MEMBER,
+        "node_id changes",
+        given=worlds.the_leader,
+        forwards=True,
+        reads=False,
+        largest_body=1 << 14,
+        own=[Row(503, "node-not-connected", _MEMBER._replace(path="/members/n2"), "alone", at=("n1",))],
     ),
     Call(post("/admin/snapshot"), "node_id index bytes sha256", formed=True),
     Call(

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from quire.cluster.config.serve import MIB, ServeConfig, load_config
 from quire.cluster.config.settings import ConfigInvalid, Settings, load_settings, service_variables, unit_of
+from quire.cluster.node.addresses import Addresses
 from quire.cluster.standalone.config import StandaloneConfig
 from quire.replication.address import host_and_port, host_of, is_loopback, may_serve
 
@@ -91,9 +92,11 @@ def test_an_initial_value_means_the_same_from_every_source(tmp_path: Path) -> No
 def test_a_link_says_where_a_peer_is_reached() -> None:
     config = load_config(FLAGS | {"link": ["n2=127.0.0.1:9002"]})
 
-    assert config.address_of("n2") == "127.0.0.1:9002"
-    assert config.address_of("n3") == "127.0.0.1:7003"
-    assert config.address_of("n4") is None
+    addresses = Addresses(config, lambda: None)
+    assert addresses.reached("n2") == "127.0.0.1:9002"
+    assert addresses.of("n2") == addresses.all()["n2"] == "127.0.0.1:7002"
+    assert addresses.reached("n3") == "127.0.0.1:7003"
+    assert addresses.reached("n4") is None
 
 
 def test_an_unknown_variable_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,10 @@
-"""`/admin/members`: who counts; a node that lost its disk is made a voter again, asked of any node."""
+"""`/members`: who counts; a node that lost its disk is made a voter again, asked of any node."""
 
 import asyncio
 import shutil
 from pathlib import Path
 from typing import Any, cast
 
-import orjson
 import pytest
 
 import quire
@@ -16,6 +15,7 @@ from quire.replication.core.membership import changing
 from tests.cluster.running import RunningCluster, running_cluster, started
 
 JSON = "application/json"
+VOTER = b'{"role": "voter"}'
 DEADLINE_S = 60.0
 
 
@@ -26,7 +26,7 @@ async def promoted(cluster: RunningCluster, asked: str, node_id: str) -> list[in
 
 
 async def rows(cluster: RunningCluster, asked: str) -> list[dict[str, Any]]:
-    reply = await cluster.ask(asked, "GET", "/admin/members")
+    reply = await cluster.ask(asked, "GET", "/members")
     assert reply.status == 200, reply
     members: list[dict[str, Any]] = reply.document["members"]
     return members
@@ -95,7 +95,7 @@ async def test_a_node_that_is_behind_is_refused_with_its_numbers(tmp_path: Path)
         replica = cluster.nodes["n1"].node.components.replica
         object.__setattr__(replica.core.state.options, "promotable_bytes", -1)
 
-        reply = await cluster.ask("n2", "POST", "/admin/members", orjson.dumps({"promote": "n3"}), JSON)
+        reply = await cluster.ask("n2", "PATCH", "/members/n3", VOTER, JSON)
 
         assert (reply.status, reply.problem) == (503, "node-behind")
         assert reply.document["lag_bytes"] >= 0
@@ -118,15 +118,14 @@ async def test_what_stops_between_the_two_changes_is_unknown_and_said_again_goes
             object.__setattr__(options, "promotable_bytes", -1)
 
         monkeypatch.setattr(node.leadership, "members_changed", falls_behind)
-        body = orjson.dumps({"promote": "n3"})
-        reply = await cluster.ask("n2", "POST", "/admin/members", body, JSON)
+        reply = await cluster.ask("n2", "PATCH", "/members/n3", VOTER, JSON)
         assert (reply.status, reply.problem) == (504, "outcome-unknown")
         assert "the old disk's vote was removed" in reply.document["detail"]
         assert [row["node_id"] for row in await rows(cluster, "n1") if row["role"] == "voter"] == ["n1", "n2"]
 
         monkeypatch.undo()
         object.__setattr__(options, "promotable_bytes", limit)
-        reply = await cluster.ask("n2", "POST", "/admin/members", body, JSON)
+        reply = await cluster.ask("n2", "PATCH", "/members/n3", VOTER, JSON)
         assert (reply.status, len(reply.document["changes"])) == (200, 1)
 
 
@@ -134,7 +133,7 @@ async def test_what_stops_between_the_two_changes_is_unknown_and_said_again_goes
     ("outcome", "named"),
     [
         (changing.NotServing(7, 5), {"start_index": 7, "commit_index": 5}),
-        (changing.ChangeUnderWay(9, 8), {"commit_index": 8}),
+        (changing.ChangeUnderWay(9, 8), {"members_index": 9, "commit_index": 8}),
         (changing.NotConnected(("n2",)), {"node": "n3", "connected": ["n2"]}),
         (changing.NotFollowing(), {"node": "n3", "lag_bytes": None}),
         (changing.Behind(11, 10), {"lag_bytes": 11, "limit_bytes": 10}),
@@ -144,13 +143,13 @@ async def test_what_stops_between_the_two_changes_is_unknown_and_said_again_goes
     ids=lambda value: type(value).__name__,
 )
 def test_each_refusal_has_its_numbers(outcome: changing.Refused, named: dict[str, Any]) -> None:
-    error = error_of(outcome, "n3", lambda: None)
+    error = error_of(outcome, changing.Promote("n3", "n3:1"), lambda: None)
     assert {name: vars(error)[name] for name in named} == named
     assert str(error)
 
 
 def test_an_answer_that_nobody_waits_for_any_more_is_dropped() -> None:
-    Changes(cast("Any", None), lambda: None, {}.get, 1).change_ended(7, changing.Unchanged())
+    Changes(cast("Any", None), lambda: None, lambda _: None, 1).change_ended(7, changing.Unchanged())
 
 
 async def test_a_cluster_of_one_grows_and_the_control_plane_with_it(tmp_path: Path) -> None:

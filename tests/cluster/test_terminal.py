@@ -175,7 +175,7 @@ ANSWERS: dict[str, Any] = {
     "/status": STATUS,
     "/state": {"state": HOSTILE, "applied_index": HOSTILE, "digest": HOSTILE},
     "/records/7": HOSTILE,
-    "/admin/members": {"leader": HOSTILE, "members": [MEMBER], "changes": []},
+    "/members": {"leader": HOSTILE, "members": [MEMBER], "changes": [], "may_fail": 0, "change": False, "removed": []},
     "/admin/transfer": {"leader": HOSTILE},
     "/admin/snapshot": {"index": HOSTILE, "bytes": 1, "sha256": HOSTILE},
     "/admin/expire": {"segments": HOSTILE, "to_index": HOSTILE, "bytes": HOSTILE},

@@ -29,7 +29,7 @@ BODIES = {
     "/query": b'{"request": 1}',
     "/records": b"1",
     "/admin/transfer": b"{}",
-    "/admin/members": b"{}",
+    "/members": b"{}",
     "/admin/expire": b"{}",
 }
 STREAM = "/commands/stream"

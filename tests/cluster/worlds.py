@@ -174,6 +174,18 @@ async def a_fenced_session(cluster: RunningCluster, at: str) -> AsyncGenerator[V
 
 
 @asynccontextmanager
+async def the_leader(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
+    """The member that leads."""
+    yield {"node": "n1"}
+
+
+@asynccontextmanager
+async def no_member(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
+    """A node that is no member."""
+    yield {"node": "n9"}
+
+
+@asynccontextmanager
 async def a_record(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
     """A record that is visible on the asked node."""
     index = (await cluster.ask("n1", "GET", "/index_bounds")).document["highest_index"] - 1

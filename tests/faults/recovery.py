@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 from collections.abc import Sequence
@@ -124,8 +123,8 @@ class Recovery:
 
 def promote(asked: Node, node: Node) -> bool:
     """Whether a node says that another is a voter now, with the disk that it has. Raises Unreachable."""
-    body = json.dumps({"promote": node.node_id}).encode()
-    return asked.call("POST", "/admin/members", body, {"Content-Type": "application/json"}).status == 200
+    path, headers = f"/members/{node.node_id}", {"Content-Type": "application/json"}
+    return asked.call("PATCH", path, b'{"role": "voter"}', headers).status == 200
 
 
 def _held(node: Node) -> Held | None:

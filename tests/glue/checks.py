@@ -117,14 +117,14 @@ def check_asked(asked: list[Asked], archive: Archive) -> None:
                 leader = document["leader"]
                 if starts.get(document["epoch"], leader) != leader or call.wanted not in (None, leader):
                     raise Violation("a transfer's answer names who leads", call, starts.get(document["epoch"]))
-            case "/admin/members":
+            case path if path.startswith("/members/"):
+                promoted = path.rpartition("/")[2]
                 for index in document["changes"]:
                     value, _ = records.get(index, (None, 0))
                     if not isinstance(value, dict) or value["type"] != "members":
                         raise Violation("the records of a change are in the log", call, index, value)
                 if document["changes"] and not any(
-                    row[0] == call.wanted and row[3] == "voter"
-                    for row in records[document["changes"][-1]][0]["members"]
+                    row[0] == promoted and row[3] == "voter" for row in records[document["changes"][-1]][0]["members"]
                 ):
                     raise Violation("who was promoted votes", call)
             case _:

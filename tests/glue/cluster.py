@@ -177,8 +177,10 @@ class Cluster:
 
     # Clients
 
-    async def ask(self, node_id: str, path: str, document: Any = None, timeout_s: float | None = None) -> Answer:
-        """Post one document, or a list of them, to one node. Raises ClientError, TimeoutError."""
+    async def ask(
+        self, node_id: str, path: str, document: Any = None, timeout_s: float | None = None, method: str = "POST"
+    ) -> Answer:
+        """Send one document, or a list of them, to one node. Raises ClientError, TimeoutError."""
         url = f"http://{Network.address(self.hosts[node_id].number)}{path}"
         if isinstance(document, list):
             data, content_type = b"\n".join(map(orjson.dumps, document)), "application/x-ndjson"
@@ -186,6 +188,6 @@ class Cluster:
             data, content_type = b"" if document is None else orjson.dumps(document), "application/json"
         async with (
             asyncio.timeout(timeout_s),
-            self.session.post(url, data=data, headers={"Content-Type": content_type}) as answer,
+            self.session.request(method, url, data=data, headers={"Content-Type": content_type}) as answer,
         ):
             return Answer(answer.status, await answer.read(), dict(answer.headers))

@@ -394,20 +394,20 @@ class History:
 
     async def _promote(self, random: Random) -> None:
         node_id, target = (host.node_id for host in self._pair(random))
-        await self._ask(node_id, "/admin/members", {"promote": target})
+        await self._ask(node_id, f"/members/{target}", {"role": "voter"}, "PATCH")
 
     async def _snapshot(self, random: Random) -> None:
         await self._ask(random.choice(self.hosts).node_id, "/admin/snapshot", None)
 
-    async def _ask(self, node_id: str, path: str, document: Any) -> None:
+    async def _ask(self, node_id: str, path: str, document: Any, method: str = "POST") -> None:
         try:
-            answer = await self.cluster.ask(node_id, path, document, CALL_S)
+            answer = await self.cluster.ask(node_id, path, document, CALL_S, method)
         except (aiohttp.ClientError, OSError) as error:
             told = type(error).__name__
         else:
             told = f"{answer.status} {answer.body.decode()}" if answer.status == 200 else answer.problem
             if answer.status == 200:
-                self.asked.append(Asked(path, next(iter((document or {}).values()), None), answer.document))
+                self.asked.append(Asked(path, (document or {}).get("target"), answer.document))
         self.note(f"{path} {document} by {node_id}: {told}")
         self.outcome.counts[f"{path} {told.partition(' ')[0]}"] += 1
 

@@ -63,7 +63,7 @@ def transferred(leader: str, *, wanted: str | None = None) -> Asked:
 
 
 def promoted(node_id: str, *changes: int) -> Asked:
-    return Asked("/admin/members", node_id, {"changes": list(changes)})
+    return Asked(f"/members/{node_id}", None, {"changes": list(changes)})
 
 
 def test_what_an_operator_was_told_of_the_log_is_good_if_it_is_so() -> None:

@@ -141,7 +141,7 @@ def test_a_node_that_lacks_a_feature_in_use_is_not_promoted(world: World) -> Non
     leader.step(events.ChangeRequested(1, Promote("n3", "h:3")))
 
     assert leader.changes[1] == NotConnected(("n2",), ("later",))
-    error = error_of(NotConnected(("n2",), ("later",)), "n3", lambda: None)
+    error = error_of(NotConnected(("n2",), ("later",)), Promote("n3", "h:3"), lambda: None)
     assert str(error) == "n3 lacks later, which this cluster uses; upgrade that node (connected: n2)"
 
 

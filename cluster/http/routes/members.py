@@ -64,7 +64,7 @@ async def patch_member(request: web.Request) -> web.StreamResponse:
     api = request.app[API]
     node = api.node
     parameters_of(request)
-    node_id, body = request.match_info["node_id"], await read_body(request, BODY_BYTES)
+    node_id, body = request.match_info["node"], await read_body(request, BODY_BYTES)
     document = decode_document(request, body)
     if type(document) is not dict or len(document) != 1:
         raise Malformed(f"the body is {PATCHES}")
@@ -93,7 +93,7 @@ async def delete_member(request: web.Request) -> web.StreamResponse:
     A leader hands over before it is removed: then the next one answers.
     """
     parameters_of(request)
-    node_id, body = request.match_info["node_id"], await read_body(request, 0)
+    node_id, body = request.match_info["node"], await read_body(request, 0)
     changes = request.app[API].node.components.changes
     return await _changed(request, node_id, body, lambda: changes.remove(node_id))
 

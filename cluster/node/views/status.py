@@ -1,4 +1,4 @@
-"""The documents of `GET /status` and `GET /admin/members`, and why a node is not ready: functions of a node's parts.
+"""The document of `GET /status`, and why a node is not ready: functions of a node's parts.
 
 They read the parts and change nothing.
 """
