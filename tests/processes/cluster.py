@@ -289,7 +289,10 @@ class Cluster:
         ports = free_ports(len(node_ids))
         addresses = {node_id: f"{HOST}:{port}" for node_id, port in zip(node_ids, ports, strict=True)}
         members = ",".join(f"{node_id}={address}" for node_id, address in addresses.items())
-        shared = ["--members", members, *CALM, *CHECKED, *flags]  # the last of two flags counts
+        self.flags = [*CALM, *CHECKED, *flags]
+        shared = (
+            ["--members", members, *self.flags] if len(node_ids) > 1 else self.flags
+        )  # The last of two flags counts.
         if initial:
             shared += ["--initial-members", ",".join(initial)]
         self.nodes = {node_id: Node(node_id, address, folder, shared) for node_id, address in addresses.items()}
@@ -308,6 +311,15 @@ class Cluster:
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes.values())
+
+    def make_joining(self, node_id: str, at: Node) -> Node:
+        """A node that joins by way of another, once it is started and added. It ends by itself when it is removed."""
+        (port,) = free_ports(1)
+        folder = next(iter(self)).data_dir.parent
+        node = Node(node_id, f"{HOST}:{port}", folder, ["--join", at.address, *self.flags])
+        node.may_end = True
+        self.nodes[node_id] = node
+        return node
 
     @property
     def leader(self) -> Node:

@@ -56,7 +56,7 @@ def test_a_wiped_node_gets_a_snapshot_is_promoted_and_counts_when_another_is_kil
 
         assert len(changes) == 2
         unknown = run_quire("members", "promote", "n9", "--server", cluster.servers)
-        assert (unknown.code, "not a configured member (n1, n2, n3)" in unknown.stderr) == (1, True)
+        assert (unknown.code, "not a member (n1, n2, n3)" in unknown.stderr) == (1, True)
         shown = run_quire("members", "--server", cluster.servers)
         assert shown.stdout.count("voter") == 3, shown
         killed = cluster["n2"]
