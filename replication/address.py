@@ -74,3 +74,8 @@ def is_address(address: object) -> bool:
     except ValueError:
         return False
     return True
+
+
+def is_here(address: str) -> bool:
+    """Whether HOST:PORT is on this machine, by a loopback address."""
+    return is_address(address) and is_loopback(host_and_port(address)[0])

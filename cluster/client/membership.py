@@ -1,5 +1,6 @@
 """What an operator changes about the members: `client.membership`."""
 
+import re
 from collections.abc import Mapping
 from typing import TypedDict
 
@@ -7,8 +8,11 @@ from quire.log import pack
 
 from .connection import Connection, Run
 from .documents import document_of
+from .errors import NotFound
 from .message import pack_or_refuse
 from .transport import MSGPACK, Reply
+
+NODE_ID = re.compile(r"[a-z0-9-]{1,24}")  # As in quire.replication, which takes long to import.
 
 
 class Membership:
@@ -37,7 +41,7 @@ class Membership:
 
     async def remove(self, node_id: str) -> list[int]:
         """Remove a node for good. A leader hands over first."""
-        reply = await self._connection.call("DELETE", f"/members/{node_id}", writes=True, repeatable=True)
+        reply = await self._connection.call("DELETE", _path(node_id), writes=True, repeatable=True)
         return list(document_of(reply, _Changed)["changes"])
 
     async def promote(self, node_id: str) -> list[int]:
@@ -58,7 +62,12 @@ class Membership:
 
     async def _patch(self, node_id: str, document: Mapping[str, object]) -> Reply:
         return await self._connection.call(
-            "PATCH", f"/members/{node_id}", writes=True, repeatable=True, body=pack(document), content_type=MSGPACK
+            "PATCH",
+            _path(node_id),
+            writes=True,
+            repeatable=True,
+            body=pack(document),
+            content_type=MSGPACK,
         )
 
 
@@ -88,6 +97,12 @@ class BlockingMembership:
     def drain(self, node_id: str, *, drained: bool = True) -> None:
         """Have a node let others lead as long as one can, or no longer. A restart of the node ends it."""
         self._run(self._membership.drain(node_id, drained=drained))
+
+
+def _path(node_id: str) -> str:
+    if not NODE_ID.fullmatch(node_id):
+        raise NotFound({"status": 404, "detail": f"{node_id!r} is not a node id: 1 to 24 of a-z, 0-9 and -"})
+    return f"/members/{node_id}"
 
 
 class _Changed(TypedDict):

@@ -239,12 +239,6 @@ class ServeConfig(Settings):
                     )
         if self.join and self.initial_members:
             raise ValueError("a node with join forms no cluster; leave out initial_members, or join")
-        own = self.members[self.node]
-        if host_and_port(own)[0] in WILDCARDS:
-            raise ValueError(
-                f"others cannot dial {own}; give --members {self.node}=HOST:PORT, the address by which they reach this "
-                "node"
-            )
         if len(set(self.initial_members)) != len(self.initial_members):
             raise ValueError("initial_members names a node twice; name each once")
         if len({host_and_port(address) for address in self.members.values()}) != len(self.members):
@@ -252,6 +246,12 @@ class ServeConfig(Settings):
         if self.node in self.link:
             raise ValueError(f"link names this node itself ({self.node}); name only other nodes")
         check_reach(self.listen, self.credential_files, self.node, insecure=self.insecure)
+        own = self.members[self.node]
+        if "members" not in self.model_fields_set and host_and_port(own)[0] in WILDCARDS:
+            raise ValueError(
+                f"others cannot dial {own}; give --members {self.node}=HOST:PORT, the address by which they reach this "
+                "node"
+            )
         if self.insecure and self.peer_secret_file is None and self.tls_cert is None:
             raise ValueError(
                 "insecure needs a peer secret, since without one anyone who reaches the port can act as a member; run "

@@ -12,8 +12,15 @@ No rule reads it: it says whom to dial and whom to believe to be a member, never
 
 from collections.abc import Callable, Mapping
 
-from ..address import is_address
-from ..core.members import Members
+from ..address import is_address, is_here
+from ..core.members import MAX_MEMBERS, Members
+from ..core.messages import Directory
+from .trust import Trust
+
+
+def believed(trust: Trust, directory: Directory) -> dict[str, str]:
+    """The addresses of a directory that may be dialled: from a peer that proves nothing, those on this machine."""
+    return {node: address for node, address in directory.addresses if trust.proves or is_here(address)}
 
 
 class Book:
@@ -33,7 +40,7 @@ class Book:
         self._links = links
         self._seeds: dict[str, str] = {}
         self._told: dict[str, str] = {}
-        self._directory: tuple[int, dict[str, str]] = (-1, {})
+        self._directories: dict[str, tuple[int, dict[str, str]]] = {}
 
     def found(self, node_id: str, address: str) -> None:
         """A node has answered at an address of `--join`."""
@@ -43,10 +50,10 @@ class Book:
         """A peer that proved itself says that this is its address."""
         self._told[node_id] = address
 
-    def learnt(self, index: int, addresses: dict[str, str]) -> None:
-        """A member says that the members record at `index` names these; only the latest is kept."""
-        if index > self._directory[0]:
-            self._directory = index, addresses
+    def learnt(self, sender: str, index: int, addresses: dict[str, str]) -> None:
+        """A member says that the members record at `index` names these; the last that each said is kept."""
+        if sender in self._directories or len(self._directories) < MAX_MEMBERS:
+            self._directories[sender] = index, addresses
 
     def forget(self, node_id: str) -> None:
         """The peer is dialled no longer."""
@@ -54,9 +61,10 @@ class Book:
 
     @property
     def _ahead(self) -> dict[str, str]:
-        """The directory, while the log has no record as late."""
-        index, addresses = self._directory
-        return addresses if index > self._members()[0] else {}
+        """What the directories say of records that are later than this log's last one."""
+        own = self._members()[0]
+        latest = sorted((said for said in self._directories.values() if said[0] > own), key=lambda said: said[0])
+        return {node_id: address for _, addresses in latest for node_id, address in addresses.items()}
 
     def peers(self) -> set[str]:
         """The other nodes that are members by some source, and not removed by the log."""
@@ -64,6 +72,11 @@ class Book:
         others = {*self._configured, *self._seeds, *self._ahead}
         named = {member.node_id for member in members.members}
         return (named | {node for node in others if not self.was_removed(node)}) - {self._me}
+
+    def is_certain(self, node_id: str) -> bool:
+        """Whether this is a member by the log or the configuration, and not only by what a peer says."""
+        known = self._members()[1].of_node(node_id) is not None
+        return known or ((node_id in self._configured or node_id in self._links) and not self.was_removed(node_id))
 
     def was_removed(self, node_id: str) -> bool:
         """Whether the log removed this node, and has no other row of it."""

@@ -13,7 +13,7 @@ from ..address import is_address
 from ..core.members import Identity, Members
 from ..core.membership.formation import Formation
 from ..core.messages import Directory, GenesisOffer, PeerMessage
-from .book import Book
+from .book import Book, believed
 from .hello import NO_CLUSTER, PeerInfo
 from .links import Link, LinkServer, failure_of
 from .seeds import Seeds
@@ -178,7 +178,7 @@ class Forming:
     def message_received(self, peer: PeerInfo, message: PeerMessage) -> None:
         """Accept a member's genesis, and its directory; an unformatted node ignores everything else."""
         if isinstance(message, Directory) and self._trust.is_member(peer.node_id):
-            self._book.learnt(message.index, dict(message.addresses))
+            self._book.learnt(peer.node_id, message.index, believed(self._trust, message))
             self._dial_all()
         if isinstance(message, GenesisOffer) and not self._found.done() and self._trust.is_member(peer.node_id):
             shown = members_of_genesis(message.frame)

@@ -13,6 +13,7 @@ from aiohttp import ClientConnectorError, ClientSession
 
 from quire.log import MEMBERSHIP
 
+from ..address import is_here
 from ..core import MAX_MEMBERS, Members, events
 from ..core.messages import (
     ControlMessage,
@@ -24,9 +25,10 @@ from ..core.messages import (
     PositionReport,
     Probe,
     ProbeEcho,
+    Removal,
 )
 from ..ports import Health, Machine, PeerEvents
-from .book import Book
+from .book import Book, believed
 from .hello import (
     FOREIGN_CLUSTER,
     LINK_FAILURES,
@@ -152,8 +154,8 @@ class Network:
 
     def _make_room(self, node_id: str) -> bool:
         """Forget a guest to make room for a member: the one whose link has been down for longest, or a linked one."""
-        guests = [other for other in self._links if not self.trust.is_member(other)]
-        if not guests or not self.trust.is_member(node_id):
+        guests = [other for other in self._links if not self.book.is_certain(other)]
+        if not guests or not self.book.is_certain(node_id):
             return False
         self._forget(min(guests, key=lambda guest: self._down_since.get(guest, self._now())))
         return True
@@ -298,7 +300,7 @@ class Network:
     def peer_dialled(self, peer: PeerInfo) -> None:
         """Dial back at once, even a peer that is not known yet: an observer that is in no configuration."""
         self.reports.failures.pop(f"link from {peer.node_id}", None)
-        if self.trust.proves or self.book.was_removed(peer.node_id):
+        if self.trust.proves or (self.book.was_removed(peer.node_id) and is_here(peer.address)):
             self.book.told(peer.node_id, peer.address)
         self._dial(peer.node_id)
         if (link := self._links.get(peer.node_id)) is not None:
@@ -320,6 +322,13 @@ class Network:
         """Whether messages to that node can arrive."""
         return (link := self._links.get(node_id)) is not None and link.peer is not None
 
+    def _removal_claimed(self, node_id: str, index: int) -> None:
+        """A peer that proves nothing stops no node: an operator must look."""
+        self.reports.alarms["removal"] = (
+            f"{node_id} says that this node was removed at index {index}, but proves nothing: compare it with "
+            "`quire members`, and stop this node if it is so"
+        )
+
     def duplicate_refused(self, peer: PeerInfo) -> None:
         """Rule 10: a copy of a running node's data_dir is also running. It was refused; raise a lasting alarm."""
         if not self.trust.is_member(peer.node_id):
@@ -337,9 +346,11 @@ class Network:
         match message:
             case PositionReport() | LagReport():
                 self._on_report(peer.node_id, message)
-            case Directory(index, addresses):
-                self.book.learnt(index, dict(addresses))
+            case Directory():
+                self.book.learnt(peer.node_id, message.index, believed(self.trust, message))
                 self.follow_book()
+            case Removal(index) if not self.trust.proves:
+                self._removal_claimed(peer.node_id, index)
             case ControlMessage(data):
                 self._peers.control_received(peer, data)
             case GenesisOffer() | Probe() | ProbeEcho():

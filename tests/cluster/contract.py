@@ -28,7 +28,6 @@ NOWHERE_YET = {
     "members-full": "409: needs 65 nodes; see tests/replication/test_members.py",
     "leader-not-serving": "503: possible only in the first moments of a leadership; see test_members.py",
     "change-under-way": "409: possible only while a commit takes a second; see test_members.py",
-    "change-refused": "409: of members; see tests/cluster/test_joining.py",
     "address-unusable": "409: of members; see tests/cluster/test_joining.py",
     "node-unreachable": "503: needs a member that is down; see tests/cluster/test_joining.py",
     "node-behind": "503: needs a node that lags; see test_members.py",
@@ -115,12 +114,12 @@ class Call:
         yield self._row(400, "malformed", self.good._replace(path=f"{self.good.path}{both}nonsense=1"))
         headers = {**self.good.headers, "Quire-Nonsense": "1"}
         yield self._row(400, "malformed", self.good._replace(headers=headers))
-        yield self._row(405, "http", self.good._replace(method="PATCH"))
+        yield self._row(405, "http", self.good._replace(method="PUT"))
         yield Row(429, "overloaded", self.good, self.world, worlds.crowded)
 
     def _elsewhere(self) -> Ask:
         """The good request, where the row's condition does not hold."""
-        return self.good._replace(path=self.good.path.format(session=7, index=1), headers={})
+        return self.good._replace(path=self.good.path.format(session=7, index=1, node="n1"), headers={})
 
     def _rows_of_forwarded(self) -> Iterator[Row]:
         elsewhere = self._elsewhere()
@@ -144,7 +143,7 @@ class Call:
 
     def _row_of_failed(self) -> Row:
         ask = self.moody or self.good
-        return Row(503, "state-unavailable", ask._replace(path=ask.path.format(session=7)), "failed")
+        return Row(503, "state-unavailable", ask._replace(path=ask.path.format(session=7, node="n1")), "failed")
 
 
 def post(path: str, body: bytes | None = None) -> Ask:

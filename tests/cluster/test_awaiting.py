@@ -101,7 +101,7 @@ def test_a_reminder_whose_cause_comes_and_goes_is_due_no_more_often() -> None:
 @pytest.mark.asyncio
 async def test_who_is_waited_for_is_logged_at_once_and_every_ten_seconds_until_the_cluster_is_formed() -> None:
     forming = SimpleNamespace(awaited=lambda: "n2: connection refused, n3: reached, waits too")
-    node = SimpleNamespace(forming=forming, formed=None, leader_id=None)
+    node = SimpleNamespace(forming=forming, formed=None, leader_id=None, config=SimpleNamespace(join=()))
     over = asyncio.Event()
     times = iter([0.0, 0.5, 9.5, 10.0, 19.5, 20.0, 30.0])
 

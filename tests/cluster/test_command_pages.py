@@ -47,6 +47,6 @@ def test_the_pages_with_commands_are_found() -> None:
     assert {"README.md", "docs/command-line.md", "deploy/runbook.md"} <= {page for page, _ in FOUND}
 
 
-@pytest.mark.parametrize("command", ["aply add 3", "status --wach", "members demote n3", "log repair d --hold before"])
+@pytest.mark.parametrize("command", ["aply add 3", "status --wach", "members denote n3", "log repair d --hold before"])
 def test_a_wrong_command_would_be_noticed(command: str) -> None:
     assert CliRunner().invoke(app, [*shlex.split(command), "--help"]).exit_code != 0

@@ -214,8 +214,8 @@ def test_an_unknown_key_of_the_file_is_an_error_that_names_key_and_file(tmp_path
 def test_everything_that_is_missing_is_named_at_once() -> None:
     problems = problems_of({})
 
-    assert [problem.split()[0] for problem in problems] == ["node", "listen", "members", "data_dir"]
-    assert problems[3] == "data_dir is missing; give --data-dir, QUIRE_DATA_DIR or the key data_dir in a file"
+    assert [problem.split()[0] for problem in problems] == ["node", "listen", "data_dir"]
+    assert problems[2] == "data_dir is missing; give --data-dir, QUIRE_DATA_DIR or the key data_dir in a file"
 
 
 @pytest.mark.parametrize(

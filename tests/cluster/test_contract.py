@@ -84,9 +84,9 @@ def named(asked: tuple[Call, Row, str]) -> str:
 async def test_a_call_answers_as_its_row_says(worlds: Worlds, call: Call, row: Row, at: str) -> None:
     cluster = await worlds.enter(row.world)
     async with row.given(cluster, at) as values:
-        ask = filled(row.ask, {"session": "7", "index": "1", **values})
+        ask = filled(row.ask, {"session": "7", "index": "1", "node": "n1", **values})
         before = written(cluster)
-        if ask.message is not None and (ask.method, row.status, row.problem) != ("PATCH", 405, "http"):
+        if ask.message is not None and (ask.method, row.status, row.problem) != ("PUT", 405, "http"):
             answer = await _stream_answer(cluster, at, ask)
         else:
             answer = await asked(cluster, at, ask, row.gives)

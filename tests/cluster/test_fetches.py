@@ -26,7 +26,7 @@ from quire.sm import (
 )
 
 OWNER = Owner(bytes(range(16)), ("arithmetic", 1))
-VOTER = ["n1", bytes(16), "n1:1", "voter"]
+VOTER = ["n1", b"1" * 16, "n1:1", "voter"]
 INDEX = 500
 DEADLINE_S = 10.0
 

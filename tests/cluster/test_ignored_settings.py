@@ -20,12 +20,16 @@ from tests.cluster.running import free_addresses
 from tests.replication.loopback import until
 from tests.tuned import tuned
 
-MEMBER = Member("n1", bytes(16), "h:1", Role.VOTER)
+MEMBER = Member("n1", b"1" * 16, "h:1", Role.VOTER)
 GIVEN = {"max_frame_bytes": 16 * MIB, "session_ttl_s": 1000, "state_bytes": 2000}
 
 
+ADDRESSES: dict[Path, list[str]] = {}
+"""Of the node in each folder: its log names it."""
+
+
 def config_of(data_dir: Path, **settings: Any) -> ServeConfig:
-    [address] = free_addresses(1)
+    [address] = ADDRESSES.setdefault(data_dir, free_addresses(1))
     given: dict[str, Any] = {"node": "n1", "listen": address, "members": {"n1": address}, "data_dir": data_dir}
     return tuned(ServeConfig, **(given | settings))
 

@@ -402,7 +402,7 @@ async def test_another_snapshot_than_the_one_that_was_offered_is_not_installed(
 
 
 INDEX = 9
-VOTER = ["n1", bytes(16), "n1:1", "voter"]
+VOTER = ["n1", b"1" * 16, "n1:1", "voter"]
 
 
 def taken(disk: Disk) -> SnapshotStore:

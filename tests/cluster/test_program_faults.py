@@ -45,7 +45,7 @@ def plant_in_a_tick(node: Node, patch: pytest.MonkeyPatch) -> None:
 
 
 def plant_in_what_is_told_aside(node: Node, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(node.components.replica.network, "unformatted", raises)
+    patch.setattr(node.components.replica.network, "offer_genesis", raises)
 
 
 def plant_in_the_mark(node: Node, patch: pytest.MonkeyPatch) -> None:

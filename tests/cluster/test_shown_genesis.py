@@ -13,7 +13,7 @@ from quire.replication.core.members import Member, Role
 from quire.replication.net.forming import members_of_genesis
 from quire.replication.net.wire import BadMessage
 
-MEMBER = Member("n1", bytes(16), "127.0.0.1:7001", Role.VOTER)
+MEMBER = Member("n1", b"1" * 16, "127.0.0.1:7001", Role.VOTER)
 
 
 def shown(epoch: int = 0, **changed: Any) -> bytes:

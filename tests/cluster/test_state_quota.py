@@ -23,7 +23,7 @@ DEADLINE_S = 60.0
 
 def genesis(features: frozenset[str], **settings: Any) -> bytes:
     """The frame that a node makes when all members offer these features."""
-    members = Members((Member("n1", bytes(16), "h:1", Role.VOTER),))
+    members = Members((Member("n1", b"1" * 16, "h:1", Role.VOTER),))
     config = ServeConfig(
         node="n1", listen="127.0.0.1:1", members={"n1": "127.0.0.1:1"}, data_dir=Path("n1"), **settings
     )

@@ -10,7 +10,7 @@ from quire.replication.address import is_address
 from quire.replication.core import MAX_MEMBERS, NodeRole, Role
 
 from ...errors import Malformed, NodeUnknown, NoLeader
-from ...node.membership import OwnRowLeft
+from ...node.membership import Changes, OwnRowLeft
 from ...node.views.members import members_document
 from ..api import API
 from ..bodies import answer, decode_document, read_body
@@ -46,12 +46,10 @@ async def post_members(request: web.Request) -> web.StreamResponse:
     They join when they are started with `--join`, and become voters once all that join are level; observers stay
     observers. Nobody has to wait for it.
     """
-    api = request.app[API]
     parameters_of(request)
     body = await read_body(request, BODY_BYTES)
     addresses, observers = _new_members(decode_document(request, body))
-    changes = api.node.components.changes
-    done = await _on_leader(request, body, lambda: changes.add(addresses, observers=observers))
+    done = await _on_leader(request, body, lambda changes: changes.add(addresses, observers=observers))
     return done if isinstance(done, web.StreamResponse) else answer(request, {"members": addresses, "changes": done})
 
 
@@ -70,7 +68,6 @@ async def patch_member(request: web.Request) -> web.StreamResponse:
         raise Malformed(f"the body is {PATCHES}")
     if node.addresses.of(node_id) is None:
         raise NodeUnknown(node_id, list(node.addresses.all()))
-    changes = node.components.changes
     match document:
         case {"drained": bool(drained)}:
             if node_id != node.config.node:
@@ -78,11 +75,11 @@ async def patch_member(request: web.Request) -> web.StreamResponse:
             node.leadership.drain(drained=drained)
             return answer(request, {"node_id": node_id, "drained": drained})
         case {"role": "voter"}:
-            return await _changed(request, node_id, body, lambda: changes.promote(node_id))
+            return await _changed(request, node_id, body, lambda changes: changes.promote(node_id))
         case {"role": "observer"}:
-            return await _changed(request, node_id, body, lambda: changes.demote(node_id))
+            return await _changed(request, node_id, body, lambda changes: changes.demote(node_id))
         case {"address": str(address)} if is_address(address):
-            return await _changed(request, node_id, body, lambda: changes.move(node_id, address))
+            return await _changed(request, node_id, body, lambda changes: changes.move(node_id, address))
         case _:
             raise Malformed(f"the body is {PATCHES}")
 
@@ -94,19 +91,18 @@ async def delete_member(request: web.Request) -> web.StreamResponse:
     """
     parameters_of(request)
     node_id, body = request.match_info["node"], await read_body(request, 0)
-    changes = request.app[API].node.components.changes
-    return await _changed(request, node_id, body, lambda: changes.remove(node_id))
+    return await _changed(request, node_id, body, lambda changes: changes.remove(node_id))
 
 
 async def _changed(
-    request: web.Request, node_id: str, body: bytes, change: Callable[[], Awaitable[list[int]]]
+    request: web.Request, node_id: str, body: bytes, change: Callable[[Changes], Awaitable[list[int]]]
 ) -> web.StreamResponse:
     done = await _on_leader(request, body, change)
     return done if isinstance(done, web.StreamResponse) else answer(request, {"node_id": node_id, "changes": done})
 
 
 async def _on_leader(
-    request: web.Request, body: bytes, change: Callable[[], Awaitable[list[int]]]
+    request: web.Request, body: bytes, change: Callable[[Changes], Awaitable[list[int]]]
 ) -> web.StreamResponse | list[int]:
     """The records of a change if this node leads; else the leader's answer.
 
@@ -118,7 +114,7 @@ async def _on_leader(
         if (forwarded := await api.leader.forward(request, body, writes=True)) is not None:
             return forwarded
     try:
-        return await change()
+        return await change(node.components.changes)
     except OwnRowLeft:
         await node.leadership.transfer(None)
     forwarded = await api.leader.forward(request, body, writes=True)

@@ -162,7 +162,8 @@ def standing_alarms(node: NodeView) -> list[str]:
     address = node.addresses.of(config.node) or config.members[config.node]
     misplaced = (
         f"this node listens on {config.listen}, but others dial it at {address}, its address in members; correct "
-        "--listen or --members, unless something forwards one to the other"
+        f"--listen, or run `quire members move {config.node}={config.listen}`, unless something forwards one to the "
+        "other"
     )
     known = [*trust_alarms(node), *([] if may_serve(config.listen, address) else [misplaced])]
     if components is None:

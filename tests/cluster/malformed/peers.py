@@ -23,6 +23,7 @@ from quire.replication.core.messages import (
     Campaign,
     ControlMessage,
     CrcMismatch,
+    Directory,
     GenesisOffer,
     Heartbeat,
     HeartbeatEcho,
@@ -38,6 +39,7 @@ from quire.replication.core.messages import (
     Probe,
     ProbeEcho,
     Promise,
+    Removal,
     StreamMessage,
     VoteAnswer,
     VoteRequest,
@@ -122,6 +124,8 @@ def peer_examples(view: View) -> dict[type, list[PeerMessage]]:
         Probe(1),
         ProbeEcho(1),
         GenesisOffer(view.genesis, committed=True),
+        Removal(view.tail),
+        Directory(view.tail, (("n1", "127.0.0.1:1"),)),
         *(ControlMessage(pack(row)) for row in CONTROL_ROWS),
     ]
     return _by_type(found)
