@@ -1,0 +1,114 @@
+"""`quire roll` restarts every node of a cluster under load, and no request fails."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from quire import connect_sync
+from quire.cluster.client import BlockingClient
+from tests.processes.cluster import QUIRE, Cluster, Clusters, environment, run_quire
+
+# What `--exec` runs: it asks the test to restart the node, since the node's process is the test's.
+ASKS = """
+import pathlib, sys, time
+asked, done = (pathlib.Path(sys.argv[1], sys.argv[2] + end) for end in (".asked", ".done"))
+asked.touch()
+while not done.exists():
+    time.sleep(0.02)
+"""
+
+
+class Callers:
+    """Clients in threads: each makes one request after another, and stops at the first that fails."""
+
+    def __init__(self, servers: str, count: int) -> None:
+        self.made = [0] * count
+        self.failed: list[Exception] = []
+        self._ends = threading.Event()
+        self._threads = [threading.Thread(target=self._call, args=(number, servers)) for number in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def _call(self, number: int, servers: str) -> None:
+        try:
+            with connect_sync(servers) as client:
+                while not self._ends.is_set():
+                    self._request(number, client)
+                    self.made[number] += 1
+        except Exception as error:  # noqa: BLE001  # The test raises it.
+            self.failed.append(error)
+
+    @staticmethod
+    def _request(number: int, client: BlockingClient) -> None:
+        if number % 2:
+            client.query(None)
+        else:
+            client.apply(["add", 1])
+
+    def end(self) -> None:
+        self._ends.set()
+        for thread in self._threads:
+            thread.join()
+        assert self.failed == []
+        assert min(self.made) > 0
+
+
+def rolled(cluster: Cluster, folder: Path) -> str:
+    """What the command printed; it must succeed."""
+    command = f"{sys.executable} {folder / 'asks.py'} {folder} {{node}}"
+    (folder / "asks.py").write_text(ASKS)
+    roll = subprocess.Popen(
+        [*QUIRE, "roll", "--exec", command, "--server", cluster.servers],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    for node in cluster:
+        node.may_end = True  # While it is restarted; whether it came back the command itself looks at.
+
+    def restarted() -> bool:
+        for node in cluster:
+            asked, done = folder / f"{node.node_id}.asked", folder / f"{node.node_id}.done"
+            if asked.exists() and not done.exists():
+                assert node.stop() == 0, node.last_words()
+                node.start()
+                done.touch()
+        return roll.poll() is not None
+
+    cluster.wait_until("all are restarted", restarted, 120)
+    said, complained = roll.communicate()
+    assert roll.returncode == 0, complained
+    return said
+
+
+def test_three_nodes_are_restarted_under_load_and_no_request_fails(clusters: Clusters, tmp_path: Path) -> None:
+    cluster = clusters.formed(flags=["--election-timeout-ms", "1000"])
+    before = {node.node_id: node.status()["started_at"] for node in cluster}
+    cluster.lead("n1")
+    callers = Callers(cluster.servers, 4)
+    try:
+        said = rolled(cluster, tmp_path)
+    finally:
+        callers.end()
+    assert [line.split()[0] for line in said.splitlines()] == ["n2", "n3", "n1"], "the leader is the last"
+    for node in cluster:
+        assert node.status()["started_at"] > before[node.node_id]
+        assert not node.status()["drained"]
+    cluster.wait_for_equal()
+
+
+def test_a_node_that_does_not_come_back_ends_the_roll(clusters: Clusters) -> None:
+    cluster = clusters.formed(flags=["--election-timeout-ms", "1000"])
+    cluster.lead("n1")
+    for command, why in (("false", "failed with 1"), ("true", "it is the same process")):
+        ended = run_quire("roll", "--exec", command, "--server", cluster.servers, "--timeout", "3")
+        assert (ended.code, why in ended.stderr) == (1, True), ended
+    only = run_quire("drain", "n2", "--server", cluster.servers)
+    assert "n2 is drained" in only.stdout, only
+    assert cluster["n2"].status()["drained"]
+    assert run_quire("undrain", "n2", "--server", cluster.servers).code == 0
+    cluster["n3"].kill()
+    needed = run_quire("drain", "n2", "--server", cluster.servers, "--timeout", "3")
+    assert (needed.code, "n3 is not heard" in needed.stderr) == (3, True), needed
