@@ -149,8 +149,13 @@ class Log:
 
     @property
     def members_index(self) -> int | None:
-        """Index of the last `members` or `genesis` record, even if it is below the log; None if there never was one."""
+        """Index of the last record that names the members, even if it is below the log; None if there never was one."""
         return self._state.members[-1] if self._state.members else None
+
+    @property
+    def members_indices(self) -> Sequence[int]:
+        """Indices of all `members`, `genesis` and `history` records held, ascending; the first may be below the log."""
+        return self._state.members
 
     @property
     def failure(self) -> str | None:

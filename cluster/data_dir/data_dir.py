@@ -23,15 +23,19 @@ from .code import CodeRecord, note_start, write_code
 from .first_start import LOG_FOLDER, MARK_FILE, check_unformatted, set_unfinished_aside
 from .genesis import Genesis, read_genesis, read_genesis_file, write_genesis_file
 from .identity import LOST_VOTER, DataDirRefused, NodeIdentity, read_identity, write_identity
+from .recovery import refuse_unfinished
+from .survivor import check_history
 from .torn import report_torn
+from .volume import check_volume, note_volume
 from .witnessed import check_end, check_epoch, check_files, check_snapshot, read_witnesses
 
 
 class DataDir:
     """An open, locked data directory. All methods block; one caller at a time."""
 
-    def __init__(self, directory: Directory, options: LogOptions) -> None:
+    def __init__(self, directory: Directory, options: LogOptions, volume: Path | None = None) -> None:
         self._directory = directory
+        self._volume = volume
         self._options = options
         self.identity: NodeIdentity | None = None
         self.promises: PromiseFile
@@ -46,19 +50,22 @@ class DataDir:
         """Lock the directory at `path`, and read it; if it is formatted, recover its log.
 
         Raises:
-            DataDirRefused: it is in use, belongs to another node or mode, or is damaged.
+            DataDirRefused: it is in use, belongs to another node or mode, is damaged, or its volume is not mounted.
             LogError: the log cannot be opened.
         """
-        return cls.open_directory(FileDirectory(path), node_id, options)
+        check_volume(path)
+        return cls.open_directory(FileDirectory(path), node_id, options, volume=path)
 
     @classmethod
-    def open_directory(cls, directory: Directory, node_id: str, options: LogOptions) -> "DataDir":
-        """`open` for any kind of Directory."""
+    def open_directory(
+        cls, directory: Directory, node_id: str, options: LogOptions, volume: Path | None = None
+    ) -> "DataDir":
+        """`open` for any kind of Directory; `volume` is its path if it may be a mount point."""
         try:
             directory.lock()
         except LogLocked as error:
             raise DataDirRefused(directory.path, "another process uses it; stop that one or choose another") from error
-        data_dir = cls(directory, options)
+        data_dir = cls(directory, options, volume)
         try:
             directory.keep()
             data_dir._read(node_id)
@@ -69,6 +76,7 @@ class DataDir:
 
     def _read(self, node_id: str) -> None:
         directory, path = self._directory, self._directory.path
+        refuse_unfinished(directory)
         self.identity = read_identity(directory)
         if self.identity is None:
             check_unformatted(directory)
@@ -85,7 +93,8 @@ class DataDir:
             check_files(directory, witnesses, self.promises.promise.epoch)
             self.log = self._open_log(self.identity.cluster_id)
             self._read_genesis()
-            check_end(path, witnesses, self.log)
+            check_end(path, witnesses, self.log.durable_tail)
+            check_history(path, self.identity.history, self.log)
             self._settle(witnesses)
 
     def _check_log_is_there(self) -> None:
@@ -146,6 +155,13 @@ class DataDir:
             clusters = f"cluster {of_genesis.hex()}, its identity of cluster {self.identity.cluster_id.hex()}"
             raise DataDirRefused(self._directory.path, f"its genesis file is of {clusters}; {LOST_VOTER}")
 
+    @property
+    def history(self) -> bytes:
+        """The id of the history of its log; the directory must be formatted."""
+        if self.identity is None:
+            raise DataDirRefused(self._directory.path, "it is not formatted")
+        return self.identity.history
+
     def genesis_frame(self) -> bytes:
         """The first frame of the log; the directory must be formatted."""
         return self._genesis
@@ -190,8 +206,10 @@ class DataDir:
             raise DataDirRefused(self._directory.path, "it is not formatted")
         return self.log, read_genesis(self._genesis)
 
-    def format(self, node_id: str, frame: bytes) -> Genesis:
+    def format(self, node_id: str, frame: bytes, history: bytes = b"") -> Genesis:
         """Write the genesis frame to the log and to its file, then the identity: an identity implies a genesis.
+
+        `history` is that of the peer that sent the genesis; empty: the cluster's first one, its cluster_id.
 
         Raises:
             DataDirRefused: since it was opened, the directory or its promise was moved or removed.
@@ -206,10 +224,12 @@ class DataDir:
         write_genesis_file(self._directory, frame)
         self._genesis = frame
         self.identity = NodeIdentity(
-            genesis.cluster_id, node_id, self.promises.disk_id, genesis.machine, genesis.initial
+            genesis.cluster_id, node_id, self.promises.disk_id, genesis.machine, genesis.initial, history=history
         )
         write_identity(self._directory, self.identity)
         self._settle(read_witnesses(self._directory, self.promises.disk_id))
+        if self._volume is not None:
+            note_volume(self._volume)
         return genesis
 
     def close(self) -> None:

@@ -1,4 +1,8 @@
-"""The identity file: which node the data directory belongs to. One JSON line and its crc32c in hex, written once."""
+"""The identity file: which node the data directory belongs to. One JSON line and its crc32c in hex.
+
+It is written when the directory is formatted, and anew by `quire recover`. Version 1 has no `history`: its history is
+the cluster's first one.
+"""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +17,8 @@ from quire.log import Directory
 from ..errors import ClusterError
 
 IDENTITY_FILE = "identity"
-IDENTITY_VERSION = 1
+IDENTITY_VERSION = 2
+IDENTITY_VERSIONS = (1, IDENTITY_VERSION)
 MAX_IDENTITY_BYTES = 1 << 20
 LOST_VOTER = (
     "move the whole directory away, once a majority of the other nodes is known to run, and start with an empty one: "
@@ -33,7 +38,10 @@ class DataDirRefused(ClusterError):
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """The owner of a data directory. `machine` is (name, version); `cluster_id` and `disk_id` have 16 bytes."""
+    """The owner of a data directory. `machine` is (name, version); all ids have 16 bytes.
+
+    `history` names the history of the cluster's log: `cluster_id` until a forced recovery begins another one.
+    """
 
     cluster_id: bytes
     node_id: str
@@ -41,11 +49,18 @@ class NodeIdentity:
     machine: tuple[str, int]
     initial: object
     mode: str = "cluster"
+    history: bytes = b""
+    """Empty in the constructor: `cluster_id`."""
+
+    def __post_init__(self) -> None:
+        if not self.history:
+            object.__setattr__(self, "history", self.cluster_id)
 
     def to_line(self) -> bytes:
         """The file's content."""
-        fields = asdict(self) | {"cluster_id": self.cluster_id.hex(), "disk_id": self.disk_id.hex()}
-        order = ("mode", "cluster_id", "node_id", "disk_id", "machine", "initial")
+        ids = {name: getattr(self, name).hex() for name in ("cluster_id", "disk_id", "history")}
+        fields = asdict(self) | ids
+        order = ("mode", "cluster_id", "history", "node_id", "disk_id", "machine", "initial")
         line = json.dumps({"version": IDENTITY_VERSION} | {name: fields[name] for name in order}).encode()
         return line + b"\n" + f"{crc32c(line):08x}\n".encode()
 
@@ -60,9 +75,9 @@ class NodeIdentity:
         if check.strip() != f"{crc32c(line):08x}".encode():
             raise ValueError("the identity file is corrupt: its crc32c differs")
         fields: Mapping[str, Any] = json.loads(line)
-        if fields.get("version") != IDENTITY_VERSION:
+        if fields.get("version") not in IDENTITY_VERSIONS:
             raise ValueError(
-                f"the identity file has version {fields.get('version')!r}, this program {IDENTITY_VERSION}"
+                f"the identity file has version {fields.get('version')!r}, this program {IDENTITY_VERSIONS}"
             )
         name, version = fields["machine"]
         return cls(
@@ -72,6 +87,7 @@ class NodeIdentity:
             (name, version),
             fields["initial"],
             fields["mode"],
+            bytes.fromhex(fields.get("history", "")),
         )
 
 

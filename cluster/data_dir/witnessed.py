@@ -6,7 +6,7 @@ promise or acknowledged records that are no longer in the file, so it must not s
 
 import structlog
 
-from quire.log import Directory, Log, is_mark_damaged, stored_mark
+from quire.log import Directory, Log, Tail, is_mark_damaged, stored_mark
 from quire.replication import Witnesses, WitnessForeign
 from quire.replication.core.belief import EPOCH_LIMIT
 from quire.replication.core.messages import Last
@@ -68,14 +68,14 @@ def check_files(directory: Directory, witnesses: Witnesses, promised_epoch: int)
     witnesses.accept_generation(mark.generation)
 
 
-def check_end(path: str, witnesses: Witnesses, log: Log) -> None:
-    """Check that the log, open, reaches as far as the witnesses say.
+def check_end(path: str, witnesses: Witnesses, tail: Tail) -> None:
+    """Check that the durable end of the log reaches as far as the witnesses say.
 
     Raises:
         DataDirRefused: it does not, or holds an impossible epoch.
     """
-    known, tail = witnesses.known, log.durable_tail
-    check_epoch(path, "its log", log.tail.epoch)
+    known = witnesses.known
+    check_epoch(path, "its log", tail.epoch)
     end = Last(known.end_epoch, known.end_index)
     if (tail.epoch, tail.index) < end:
         reason = (

@@ -125,7 +125,7 @@ class NodeResources:
         """
         frame = await forming.run(self.http)
         check_genesis(read_genesis(frame), self.machine, self.config)
-        return await asyncio.to_thread(self.data_dir.format, self.config.node, frame)
+        return await asyncio.to_thread(self.data_dir.format, self.config.node, frame, forming.history)
 
     async def restored(self, genesis: Genesis) -> Applier:
         """The machine and the sessions, from the newest snapshot or in their initial state.
@@ -245,7 +245,7 @@ class Components:
         leadership, health, timeout_ms = node.leadership, node.health, config.request_timeout_ms
         disk = Disk(log, data_dir.promises, snapshots=data_dir.snapshots, older_epochs=applier.boundary.epochs)
         options = _replica_options(resources, genesis)
-        replica = Replica[Waiter](resources.identity, genesis.cluster_id, disk, options)
+        replica = Replica[Waiter](resources.identity, data_dir.history, disk, options)
         applying = Applying(log, applier, node.visibility)
         pending = Pending(node.write_counts, leadership.not_leader, lambda: log.tail.index)
         health.on_halt(pending.end)

@@ -18,7 +18,8 @@ from .index import FrameIndex
 from .store import StoreHeader
 
 CHUNK_BYTES = 1 << 20
-MEMBERS_TYPES = frozenset({"members", "genesis"})
+MEMBERS_TYPES = frozenset({"members", "genesis", "history"})
+"""The system records that name the members of the cluster (rule 15)."""
 
 # length, epoch, kind: all that a walk over trusted frames needs.
 _GLANCE = struct.Struct("<4xI8xQ32xB")
@@ -28,7 +29,7 @@ _VERSION_POSITION = 57
 
 
 def names_members(payload: bytes | memoryview) -> bool:
-    """Return whether a `system` payload is a members or genesis record.
+    """Return whether a `system` payload is a record that names the members: one of MEMBERS_TYPES.
 
     Raises:
         PayloadInvalid: it is not a system payload.

@@ -80,6 +80,8 @@ class Forming:
         self._features = features
         self._check_genesis = check_genesis
         self._offers: dict[str, frozenset[str]] = {}
+        self.history = b""
+        """Of the cluster, as the peer that sent the genesis says; empty if this node made it."""
 
     async def run(self, session: ClientSession) -> bytes:
         """Return the genesis frame that this node must store."""
@@ -184,4 +186,5 @@ class Forming:
             shown = members_of_genesis(message.frame)
             self._check_genesis(message.frame)
             if self._formation.accepts(shown, committed=message.committed):
+                self.history = peer.cluster_id if peer.is_formatted else b""
                 self._found.set_result(message.frame)
