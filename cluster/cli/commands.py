@@ -35,6 +35,7 @@ from .export import export_range
 from .load import BATCH_COMMANDS, load_file
 from .members import drain_app, members_app
 from .output import Exit, complain, printable, say, to_json
+from .recover import recover_app
 from .roll import roll_app
 from .status import show_status, watch_status
 
@@ -274,6 +275,7 @@ app.add_typer(admin_app)
 app.add_typer(members_app)
 app.add_typer(drain_app)
 app.add_typer(roll_app)
+app.add_typer(recover_app)
 app.add_typer(session_app)
 app.add_typer(code_app)
 app.add_typer(secret_app)

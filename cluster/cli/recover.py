@@ -1,0 +1,249 @@
+"""`quire recover`: makes one survivor of a lost majority a cluster again, offline. `deploy/runbook.md` has the procedure.
+
+A majority that only seems lost must not go on in one history while this node begins another one. So the other members
+are dialled first, as this node dials them, and whatever answers as one of them, or cannot be told apart, refuses.
+"""
+
+import asyncio
+import os
+import ssl
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from aiohttp import ClientConnectorError, ClientSession, ServerTimeoutError, WSServerHandshakeError
+
+from quire.log import FEATURES, Directory, FileDirectory, LogError, LogLocked, LogOptions, log_bytes, overflow_of
+from quire.replication.address import host_and_port
+from quire.replication.net.hello import FOREIGN_CLUSTER, LINK_FAILURES, PeerInfo, PeerRefused, dial
+from quire.replication.net.sockets import close_socket, peer_session
+from quire.replication.net.trust import Trust
+
+from ..access.credentials import CredentialFiles, Credentials
+from ..access.tls import TlsFiles
+from ..config.secret_file import read_secrets
+from ..data_dir.genesis import FRAME_LIMITS, read_genesis, read_genesis_file
+from ..data_dir.recovery import RecoveryPlan, make_plan, read_plan, recover, refuse_unfinished
+from ..data_dir.survivor import Survivor, inspect
+from ..errors import ClusterError
+from .connection import Json, fail_usage
+from .output import Exit, complain, say, to_json
+from .progress import shown_bytes
+
+recover_app = typer.Typer()
+
+OTHER_PROGRAM = frozenset(
+    {HTTPStatus.OK, HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED}
+)
+"""How a program that is not quire answers a WebSocket's opening. quire gives `/peer` other codes when it refuses."""
+
+PemFile = typer.Option(metavar="FILE", help="This node's, as for `quire serve`; if the cluster uses certificates.")
+
+
+class MayAnswer(ClusterError):
+    """A member of this history answered, or something that may be one; the text says who, and what to do."""
+
+
+@recover_app.command(name="recover")
+def recover_node(
+    data_dir: Annotated[Path, typer.Option("--data-dir", metavar="DIR", help="The survivor's data directory.")],
+    cluster: Annotated[str | None, typer.Option("--cluster", metavar="NAME", help="The cluster's name.")] = None,
+    only_inspect: Annotated[bool, typer.Option("--inspect", help="Print what it holds; change nothing.")] = False,
+    address: Annotated[
+        str | None, typer.Option("--address", metavar="HOST:PORT", help="Its address from now on; default: as before.")
+    ] = None,
+    tls_cert: Annotated[Path | None, PemFile] = None,
+    tls_key: Annotated[Path | None, PemFile] = None,
+    tls_ca: Annotated[Path | None, PemFile] = None,
+    peer_secret_file: Annotated[
+        Path | None, typer.Option("--peer-secret-file", metavar="FILE", help="If the cluster uses a peer secret.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make the only survivor of a lost majority a cluster of one voter. Its node and all others must be stopped.
+
+    Of several survivors, run --inspect on each, and recover the greatest by (last epoch, end). The others join it
+    afterwards with empty directories.
+    """
+    if only_inspect == (cluster is not None):
+        fail_usage("give either --inspect, or --cluster NAME to recover")
+    if address is not None:
+        try:
+            host_and_port(address)
+        except ValueError as error:
+            fail_usage(str(error))
+    tls = (tls_cert, tls_key, tls_ca)
+    if any(tls) and not all(tls):
+        fail_usage("--tls-cert, --tls-key and --tls-ca go together")
+    with _locked(data_dir) as directory:
+        if cluster is None:
+            refuse_unfinished(directory)
+            _show(_inspected(directory, as_json), as_json=as_json)
+            return
+        plan = read_plan(directory) or make_plan(directory.path, _inspected(directory, as_json), cluster, address)
+        files = TlsFiles(tls_cert, tls_key, tls_ca) if tls_cert and tls_key and tls_ca else None
+        _check_nobody_answers(plan, cluster, files, peer_secret_file)
+        recover(directory, plan, _options(directory))
+    _tell(plan, data_dir, as_json=as_json)
+
+
+@contextmanager
+def _locked(data_dir: Path) -> Generator[Directory]:
+    """The directory, locked. If it cannot be used, print why and exit."""
+    if not data_dir.is_dir():
+        fail_usage(f"{data_dir} is no directory; give the --data-dir of a node")
+    directory = FileDirectory(data_dir)
+    try:
+        directory.lock()
+    except LogLocked:
+        complain(f"{data_dir} is in use; stop that node first")
+        raise typer.Exit(Exit.FAILED) from None
+    try:
+        yield directory
+    except (ClusterError, LogError) as error:
+        complain(str(error))
+        raise typer.Exit(Exit.FAILED) from None
+    except OSError as error:
+        complain(f"{error.filename or data_dir} cannot be used: {(error.strerror or str(error)).lower()}")
+        raise typer.Exit(Exit.FAILED) from None
+    finally:
+        directory.unlock()
+
+
+def _inspected(directory: Directory, hidden: bool) -> Survivor:
+    with shown_bytes("recover", log_bytes(directory), hidden=hidden) as progress:
+        return inspect(directory, progress)
+
+
+def _options(directory: Directory) -> LogOptions:
+    frame = read_genesis_file(directory)
+    largest = FRAME_LIMITS[-1] if frame is None else read_genesis(frame).limits["max_frame_bytes"]
+    segment_bytes = LogOptions().segment_bytes
+    overflow = overflow_of(segment_bytes, largest)
+    return LogOptions(segment_bytes=segment_bytes, segment_overflow_bytes=overflow, max_frame_bytes=largest)
+
+
+# Who answers
+
+
+def _check_nobody_answers(plan: RecoveryPlan, cluster: str, tls: TlsFiles | None, secret_file: Path | None) -> None:
+    """Dial the other members, and print how each failed. Raises MayAnswer, and ClusterError for a file."""
+    credentials = Credentials(CredentialFiles(tls=tls), plan.node_id)
+    if credentials.tls is not None and credentials.tls.cluster != cluster:
+        named = f"the certificate is of the cluster {credentials.tls.cluster}, not {cluster}"
+        raise MayAnswer(f"{named}; give --cluster {credentials.tls.cluster}")
+    secrets = () if secret_file is None else read_secrets(secret_file).secrets
+    trust = Trust(secrets, lambda _: True, credentials.certificates)
+    for node_id, address, why in asyncio.run(_dial_all(plan, trust)):
+        say(f"{node_id} at {address} does not answer: {why}")
+
+
+async def _dial_all(plan: RecoveryPlan, trust: Trust) -> list[tuple[str, str, str]]:
+    incarnation = int.from_bytes(os.urandom(8), "little")
+    me = PeerInfo(plan.former_history, plan.node_id, plan.former_disk_id, incarnation, plan.address, FEATURES)
+    async with peer_session() as session:
+        caller = _Caller(session, me, trust)
+        reasons = await asyncio.gather(*(caller.why_silent(node, address) for node, address in plan.others))
+    return [(node, address, why) for (node, address), why in zip(plan.others, reasons, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    """This node, as its former self."""
+
+    session: ClientSession
+    me: PeerInfo
+    trust: Trust
+
+    async def why_silent(self, node_id: str, address: str) -> str:
+        """Why this member does not answer there. Raises MayAnswer if it does, or if that cannot be told."""
+        stop_it = f"stop {node_id}, or, if a majority of the members still runs, start this node again as it was"
+        try:
+            socket, peer = await dial(self.session, address, lambda: self.me, node_id, "peer", self.trust, None)
+        except LINK_FAILURES as error:
+            if (why := _silence(error)) is not None:
+                return why
+            reason = error.reason if isinstance(error, PeerRefused) else f"{type(error).__name__}: {error}"
+            raise MayAnswer(
+                f"{address}, the address of {node_id}, answers, and cannot be told apart from a member: {reason}; "
+                f"{stop_it}; nothing was changed"
+            ) from error
+        await close_socket(socket)
+        raise MayAnswer(
+            f"{peer.node_id} answers at {address}: this history goes on there; {stop_it}; nothing was changed"
+        )
+
+
+def _silence(error: BaseException) -> str | None:
+    """Why nobody of this history answered; None if somebody may have."""
+    match error:
+        case PeerRefused(code=code):
+            return "another cluster answers there" if code == FOREIGN_CLUSTER else None
+        case WSServerHandshakeError(status=status):
+            return "another program answers there" if status in OTHER_PROGRAM else None
+        case ClientConnectorError():
+            cause = error.os_error
+            return None if isinstance(cause, ssl.SSLError) else (cause.strerror or str(cause)).lower()
+        case ServerTimeoutError() | TimeoutError():
+            return "nothing came in time"
+        case _:
+            return None
+
+
+# What is printed
+
+
+def _show(found: Survivor, *, as_json: bool) -> None:
+    facts: dict[str, object] = {
+        "node_id": found.identity.node_id,
+        "history": found.identity.history.hex(),
+        "last_epoch": found.tail.epoch,
+        "end": found.tail.index,
+        "commit_index": found.commit_index,
+        "role": found.role,
+        "removed_at": found.removed_at,
+        "members": {member.node_id: member.address for member in found.members.members},
+    }
+    if as_json:
+        say(to_json(facts))
+        return
+    me = found.identity.node_id
+    state = f"was removed at index {found.removed_at}" if found.removed_at is not None else found.role or "no member"
+    say(f"node           {me} ({state})")
+    say(f"history        {found.identity.history.hex()}")
+    say(f"last epoch     {found.tail.epoch}")
+    say(f"end            {found.tail.index}")
+    say(f"commit index   {found.commit_index}")
+    say("members        " + ", ".join(f"{m.node_id}={m.address} ({m.role})" for m in found.members.members))
+    say("Recover the survivor with the greatest last epoch and, of equal ones, the greatest end.")
+
+
+def _tell(plan: RecoveryPlan, data_dir: Path, *, as_json: bool) -> None:
+    start = f"quire serve --node {plan.node_id} --listen {plan.address} --data-dir {data_dir}"
+    joins = {
+        node: f"quire serve --node {node} --listen {address} --data-dir EMPTY_DIR --join {plan.address}"
+        for node, address in plan.others
+    }
+    pairs = " ".join(f"{node}={address}" for node, address in plan.others)
+    add = f"quire members add {pairs} --server {plan.address}" if pairs else None
+    if as_json:
+        facts: dict[str, object] = {"node_id": plan.node_id, "history": plan.history.hex(), "cluster": plan.name}
+        facts |= {"commit_index": plan.commit_index, "end": plan.end, "start": start, "join": joins, "add": add}
+        say(to_json(facts))
+        return
+    say(f"{plan.node_id} is the only voter of the cluster {plan.name}, in the new history {plan.history.hex()}.")
+    say(f"All its records [0, {plan.end}) were kept.")
+    if plan.commit_index < plan.end:
+        say(f"Those from index {plan.commit_index} on might not have been acknowledged to the clients that wrote them.")
+    say("Start it, with its other flags as before, but without --members and --join:")
+    say(f"    {start}")
+    if add is not None:
+        say("Start the others with empty directories, each on its machine; their old directories are refused:")
+        for line in joins.values():
+            say(f"    {line}")
+        say("Then make them voters again:")
+        say(f"    {add}")
