@@ -153,11 +153,6 @@ class Log:
         return self._state.members[-1] if self._state.members else None
 
     @property
-    def members_indices(self) -> Sequence[int]:
-        """Indices of all `members`, `genesis` and `history` records held, ascending; the first may be below the log."""
-        return self._state.members
-
-    @property
     def failure(self) -> str | None:
         """Why the log is read-only; None if it is not."""
         return self._state.failure

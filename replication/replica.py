@@ -230,5 +230,9 @@ class Replica(Generic[OwnerT]):
         """Halt if a majority of this log's members are of another cluster: this node has a wrong disk."""
         members = self.core.members
         if members.is_majority(lambda member: member.node_id in foreign):
-            reason = f"this data_dir is of another cluster than {', '.join(sorted(foreign))}; give this node its own"
+            others = ", ".join(sorted(foreign))
+            reason = (
+                f"this data_dir is of another cluster than {others}, or of a history of it that a forced recovery ended"
+                "; give this node its own, or start it with an empty directory and --join"
+            )
             self.driver.halt(reason)

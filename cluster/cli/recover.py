@@ -1,4 +1,4 @@
-"""`quire recover`: makes one survivor of a lost majority a cluster again, offline. `deploy/runbook.md` has the procedure.
+"""`quire recover`: makes one survivor of a lost majority a cluster again, offline (`deploy/runbook.md`).
 
 A majority that only seems lost must not go on in one history while this node begins another one. So the other members
 are dialled first, as this node dials them, and whatever answers as one of them, or cannot be told apart, refuses.
@@ -6,7 +6,6 @@ are dialled first, as this node dials them, and whatever answers as one of them,
 
 import asyncio
 import os
-import ssl
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from aiohttp import ClientConnectorError, ClientSession, ServerTimeoutError, WSServerHandshakeError
+from aiohttp import ClientConnectorError, ClientSession, ClientSSLError, ServerTimeoutError, WSServerHandshakeError
 
 from quire.log import FEATURES, Directory, FileDirectory, LogError, LogLocked, LogOptions, log_bytes, overflow_of
 from quire.replication.address import host_and_port
@@ -185,9 +184,10 @@ def _silence(error: BaseException) -> str | None:
             return "another cluster answers there" if code == FOREIGN_CLUSTER else None
         case WSServerHandshakeError(status=status):
             return "another program answers there" if status in OTHER_PROGRAM else None
+        case ClientSSLError():
+            return None
         case ClientConnectorError():
-            cause = error.os_error
-            return None if isinstance(cause, ssl.SSLError) else (cause.strerror or str(cause)).lower()
+            return (error.os_error.strerror or str(error.os_error)).lower()
         case ServerTimeoutError() | TimeoutError():
             return "nothing came in time"
         case _:

@@ -179,13 +179,13 @@ def check_history(path: str, history: bytes, log: Log) -> None:
     Raises:
         DataDirRefused: it does: its files are of different ages.
     """
-    for index in log.members_indices:
-        if index < log.bounds.lowest_index:
-            continue
+    index = log.members_index
+    while index is not None and index >= log.bounds.lowest_index:
         (record,) = frame_values(log.reader.frame(index))
         if isinstance(record, dict) and record["type"] == HISTORY_TYPE and _former(record.get("from")) == history:
             reason = f"its identity is of the history {history.hex()}, which its log ended at index {index}"
             raise DataDirRefused(path, f"{reason}; move the whole directory away, and start with an empty one")
+        index = log.lookup.members_index_before(index)
 
 
 def _former(begun: object) -> bytes:
