@@ -31,7 +31,7 @@ from quire.log import (
     pack,
 )
 
-from .boundary import DIGEST_BYTES, LOG_START, MAX_EPOCHS, Boundary
+from .boundary import DIGEST_BYTES, HISTORY_BYTES, LOG_START, MAX_EPOCHS, Boundary
 from .errors import (
     FIX_MACHINE,
     REPORT,
@@ -162,7 +162,13 @@ class Applier:
         self.digest = boundary.digest
         self._tail = boundary.tail
         self._epochs = list(boundary.epochs)
-        self._members_index, self._members = boundary.members_index, boundary.members
+        self._members_index, self._members, self._removed = (
+            boundary.members_index,
+            boundary.members,
+            boundary.removed,
+        )
+        self._history, self._history_index = boundary.history, boundary.history_index
+        self.sessions.history_index = boundary.history_index
         self.features = frozenset(boundary.features)
         """The features in use at `applied_index`."""
         self._supported = supported
@@ -240,6 +246,9 @@ class Applier:
             tuple(self._epochs),
             self.digest,
             tuple(sorted(self.features)),
+            self._removed,
+            self._history,
+            self._history_index,
         )
 
     def content(self) -> Iterator[bytes]:
@@ -263,7 +272,7 @@ class Applier:
             raise RuntimeError(f"the frame at {self.applied_index} is partly applied; wait until it is finished")
 
     def _apply_system(self, frame: Frame) -> tuple[list[object], list[RefusalRow]]:
-        """Open or close a session, note the members and the features. Raises ApplyFailed, also for an unknown type."""
+        """Open or close sessions, note members, features, history. Raises ApplyFailed, also for an unknown type."""
         try:
             fields: dict[str, Any] = decode_system(frame.payload)
             match fields["type"]:
@@ -275,8 +284,11 @@ class Applier:
                 case "close_sessions":
                     return [{"closed": self.sessions.close_all(fields["sessions"])}], []
                 case "genesis" | "members":
-                    self._members_index, self._members = frame.header.index, fields.get("members", [])
+                    self._note_members(frame.header.index, fields)
                     self._use(frame.header, fields.get("features", []))
+                    return [], []
+                case "history":
+                    self._begin_history(frame.header.index, fields)
                     return [], []
                 case "features":
                     self._use(frame.header, fields["names"])
@@ -293,6 +305,23 @@ class Applier:
         except Exception as error:
             raise _failed(frame.header, f"the payload cannot be read ({reason_of(error)})", REPORT) from error
         return [{"session": status.session, "sequence": status.sequence}], []
+
+    def _note_members(self, index: int, fields: Mapping[str, Any]) -> None:
+        self._members_index = index
+        self._members, self._removed = fields.get("members", []), fields.get("removed", [])
+
+    def _begin_history(self, index: int, fields: Mapping[str, Any]) -> None:
+        """From this index on the log is another history; no session continues in it. Raises ValueError."""
+        history, (before, end), members = fields["history"], fields["from"], fields["members"]
+        if any(type(each) is not bytes or len(each) != HISTORY_BYTES for each in (history, before)):
+            raise ValueError(f"the id of a history has {HISTORY_BYTES} bytes")
+        if end != index or history == before or self._history not in (b"", before):
+            raise ValueError("it does not continue the history that ends there")
+        if type(fields["name"]) is not str or type(members) is not list or not members:
+            raise ValueError("it has no name or no members")
+        self._note_members(index, fields)
+        self._history, self._history_index = history, index
+        self.sessions.end_history(index)
 
     def _use(self, header: FrameHeader, names: Sequence[str]) -> None:
         """Note the features that are in use from here on. Raises ApplyFailed if this program lacks one."""

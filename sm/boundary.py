@@ -8,6 +8,7 @@ from quire.log import Tail
 DIGEST_BYTES = 16
 EMPTY_DIGEST = bytes(DIGEST_BYTES)
 MAX_EPOCHS = 10_000
+HISTORY_BYTES = 16
 
 
 class Boundary(NamedTuple):
@@ -15,7 +16,9 @@ class Boundary(NamedTuple):
 
     `members` are the rows [node_id, disk_id, address, role] of the last `genesis` or `members` record below, which is
     at `members_index`. `epochs` are the newest MAX_EPOCHS pairs (epoch, index of its first record). `features` are the
-    names of all features in use, ascending.
+    names of all features in use, ascending. `removed` are the rows [node_id, disk_id, index] of the same record.
+    `history` is the id in the last `history` record below, which is at `history_index`. Without one it is empty: the
+    log is in its first history, whose id is the cluster's.
     """
 
     tail: Tail = Tail(0, 0, 0, 0)
@@ -25,6 +28,8 @@ class Boundary(NamedTuple):
     digest: bytes = EMPTY_DIGEST
     features: tuple[str, ...] = ()
     removed: Sequence[Sequence[object]] = []
+    history: bytes = b""
+    history_index: int = 0
 
     @property
     def members_record(self) -> dict[str, object]:

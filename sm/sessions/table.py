@@ -24,6 +24,9 @@ owner only; anybody else is refused with SESSION_OWNED, and the session is left 
 be taken over by anyone, and then belongs to the owner of the new id. An expired session does not hold its name against
 others. Who writes under a session is not in the log: the leader checks that before it appends (`cluster/node`).
 
+A `history` record closes all sessions, and their names start over: another history must not answer what was in doubt
+when the cluster was recovered. An id below that record is refused with HISTORY_CHANGED.
+
 If clients open names up to the limit, the table stays full for as long as these sessions live. So the leader appends no
 opening of a new name above `named_limit`, which is below `max_sessions`: sessions without a name always find room
 (`full`). That is only admission. Records in the log are applied by the old rule, or replicas of two versions would
@@ -41,7 +44,11 @@ from typing import NamedTuple
 from ..machine import Refused
 from .replies import AllReplies, Replies
 
-SESSION_CODES = frozenset(("SESSION_FENCED", "SESSION_EXPIRED", "SEQUENCE_GAP", "REPLY_GONE", "SEQUENCE_REUSED"))
+HISTORY_CHANGED = "HISTORY_CHANGED"
+"""The code with which a session of an earlier history is refused."""
+SESSION_CODES = frozenset(
+    ("SESSION_FENCED", "SESSION_EXPIRED", "SEQUENCE_GAP", "REPLY_GONE", "SEQUENCE_REUSED", HISTORY_CHANGED)
+)
 """The codes with which a session refuses a record, which then does not execute."""
 SESSION_OWNED = "SESSION_OWNED"
 """The code with which a session is refused to everybody but its owner."""
@@ -95,6 +102,8 @@ class Sessions(AllReplies):
         """After how many seconds a session expires, 0: never."""
         self.expiring_since: int | None = None
         """The timestamp of the record from which on sessions expire; None before. Earlier uses count from then."""
+        self.history_index = 0
+        """The index of the last `history` record; sessions below it are of an earlier history."""
         self._names: dict[int, str] = {}  # By id; named sessions only.
         self._by_name: dict[str, int] = {}
         self._fenced: OrderedDict[int, int] = OrderedDict()  # Old id to the id that took over.
@@ -184,6 +193,12 @@ class Sessions(AllReplies):
             self.close(session)
         return closed
 
+    def end_history(self, index: int) -> None:
+        """Close all sessions and forget fenced ids: the `history` record at `index` begins another history."""
+        self.close_all(list(self.replies))
+        self._fenced.clear()
+        self.history_index = index
+
     def expire_from(self, timestamp: int) -> None:
         """Sessions expire from the record with this timestamp on."""
         self.expiring_since = timestamp
@@ -217,6 +232,9 @@ class Sessions(AllReplies):
 
     def refusal(self, session: int) -> Refused:
         """The reply to a record of a session that is not open."""
+        if session < self.history_index:
+            text = f"session {session} is of an earlier history, which ended at index {self.history_index}"
+            return Refused(HISTORY_CHANGED, f"{text}; open another session and compare the state")
         successor = self._fenced.get(session)
         if successor is not None:
             return Refused("SESSION_FENCED", f"session {session} was taken over by session {successor} of its name")

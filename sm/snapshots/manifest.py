@@ -2,13 +2,18 @@
 
     manifest    0 4 crc32c of the rest    4 .. one msgpack map, keys in this order:
 
-    version 1 or 2       cluster_id bin 16      machine [name, version]
+    version 1 to 3       cluster_id bin 16      machine [name, version]
     index, epoch, crc32c, timestamp             the next index, and the fields of the frame that ends there
     members_index        index of the last `members` or `genesis` record below `index`
     members              its rows [node_id, disk_id, address, role]
     epochs               [[epoch, first index], ...] below `index`, the newest MAX_EPOCHS
     digest bin 16        chunks [[bytes, crc32c], ...]        sha256 bin 32: of the joined chunks
-    features             version 2 only: the names of the features in use, ascending, at least one
+    features             versions 2 and 3: the names of the features in use, ascending; in version 2 at least one
+    removed              version 3: rows [node_id, disk_id, index] of the record of members
+    history bin          version 3: the id in the last `history` record below `index`; empty if there is none
+    history_index        version 3: the index of that record, or 0
+
+The version is the lowest that holds what there is. A program that does not know it refuses the snapshot.
 
 All of it depends on the log alone, so the snapshots of two nodes at one index have the same sha256.
 """
@@ -21,12 +26,13 @@ from crc32c import crc32c
 
 from quire.log import MAX_FEATURE_LENGTH, MAX_FEATURES, PayloadInvalid, Tail, UnknownVersion, pack, unpack
 
-from ..boundary import DIGEST_BYTES, MAX_EPOCHS, Boundary
+from ..boundary import DIGEST_BYTES, HISTORY_BYTES, MAX_EPOCHS, Boundary
 from ..errors import SnapshotDamaged
 
 MANIFEST_NAME = "manifest"
 MANIFEST_VERSION = 1
 MANIFEST_VERSION_FEATURES = 2
+MANIFEST_VERSION_HISTORY = 3
 MAX_MANIFEST_BYTES = 16 << 20
 CLUSTER_ID_BYTES = 16
 SHA256_BYTES = 32
@@ -57,6 +63,11 @@ class Manifest(NamedTuple):
         return self.boundary.tail.index
 
     @property
+    def history(self) -> bytes:
+        """The id of the history that it belongs to: the cluster's until a `history` record names another."""
+        return self.boundary.history or self.cluster_id
+
+    @property
     def size(self) -> int:
         """The bytes of all chunks."""
         return sum(chunk.size for chunk in self.chunks)
@@ -64,10 +75,20 @@ class Manifest(NamedTuple):
     def encode(self) -> bytes:
         """The bytes of the manifest file."""
         tail, boundary = self.boundary.tail, self.boundary
-        features: dict[str, object] = {"features": list(boundary.features)} if boundary.features else {}
+        version, later = MANIFEST_VERSION, dict[str, object]()
+        if boundary.features:
+            version, later["features"] = MANIFEST_VERSION_FEATURES, list(boundary.features)
+        if boundary.removed or boundary.history:
+            version = MANIFEST_VERSION_HISTORY
+            later = {
+                "features": list(boundary.features),
+                "removed": boundary.removed,
+                "history": boundary.history,
+                "history_index": boundary.history_index,
+            }
         body = pack(
             {
-                "version": MANIFEST_VERSION_FEATURES if features else MANIFEST_VERSION,
+                "version": version,
                 "cluster_id": self.cluster_id,
                 "machine": list(self.machine),
                 "index": tail.index,
@@ -81,7 +102,7 @@ class Manifest(NamedTuple):
                 "chunks": [list(chunk) for chunk in self.chunks],
                 "sha256": self.sha256,
             }
-            | features
+            | later
         )
         return crc32c(body).to_bytes(_CRC_BYTES, "little") + body
 
@@ -103,7 +124,7 @@ def decode_manifest(raw: bytes, name: str) -> Manifest:
         version = fields["version"]
     except (PayloadInvalid, TypeError, KeyError) as error:
         raise SnapshotDamaged(snapshot=name, reason=f"its manifest cannot be read ({error})") from error
-    if version not in (MANIFEST_VERSION, MANIFEST_VERSION_FEATURES):
+    if version not in (MANIFEST_VERSION, MANIFEST_VERSION_FEATURES, MANIFEST_VERSION_HISTORY):
         raise UnknownVersion(f"snapshot {name}", version)
     try:
         return _manifest(fields)
@@ -115,15 +136,21 @@ def _manifest(fields: Mapping[str, object]) -> Manifest:
     """Raises TypeError, KeyError, ValueError."""
     machine_name, machine_version = _row(fields["machine"])
     tail = Tail(*(_number(fields[name]) for name in ("index", "epoch", "timestamp", "crc32c")))
-    members_index = fields["members_index"]
+    members_index, version = fields["members_index"], fields["version"]
     boundary = Boundary(
         tail,
         None if members_index is None else _number(members_index),
         _row(fields["members"]),
         tuple(_pairs(fields["epochs"])),
         _octets(fields["digest"], DIGEST_BYTES),
-        _features(fields["features"]) if fields["version"] == MANIFEST_VERSION_FEATURES else (),
+        () if version == MANIFEST_VERSION else _features(fields["features"], int(version == MANIFEST_VERSION_FEATURES)),
     )
+    if version == MANIFEST_VERSION_HISTORY:
+        boundary = boundary._replace(
+            removed=_row(fields["removed"]),
+            history=_octets(fields["history"], HISTORY_BYTES) if fields["history"] != b"" else b"",
+            history_index=_number(fields["history_index"]),
+        )
     _check_position(boundary)
     chunks = tuple(Chunk(size, crc) for size, crc in _pairs(fields["chunks"]))
     cluster_id = _octets(fields["cluster_id"], CLUSTER_ID_BYTES)
@@ -131,8 +158,8 @@ def _manifest(fields: Mapping[str, object]) -> Manifest:
     return Manifest(cluster_id, (str(machine_name), _number(machine_version)), boundary, chunks, sha256)
 
 
-def _features(names: object) -> tuple[str, ...]:
-    if type(names) is not list or not 0 < len(names) <= MAX_FEATURES or names != sorted(set(names)):
+def _features(names: object, fewest: int) -> tuple[str, ...]:
+    if type(names) is not list or not fewest <= len(names) <= MAX_FEATURES or names != sorted(set(names)):
         raise ValueError(f"{names!r:.40} are not the names of features, ascending")
     if not all(type(name) is str and 0 < len(name) <= MAX_FEATURE_LENGTH for name in names):
         raise ValueError(f"{names!r:.40} are not the names of features")
@@ -144,6 +171,8 @@ def _check_position(boundary: Boundary) -> None:
     tail, epochs = boundary.tail, boundary.epochs
     if tail.crc32c > MAX_U32 or max(tail) > MAX_U64 or not (boundary.members_index or 0) < tail.index:
         raise ValueError("its boundary is not possible in a log")
+    if bool(boundary.history) != bool(boundary.history_index) or boundary.history_index > (boundary.members_index or 0):
+        raise ValueError("its history is not possible in a log")
     for sooner, later in pairwise((*epochs, (tail.epoch + 1, tail.index))):
         if sooner[0] >= later[0] or sooner[1] >= later[1]:
             raise ValueError("its epochs do not ascend to its boundary")

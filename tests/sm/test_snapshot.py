@@ -50,6 +50,41 @@ def test_a_manifest_is_read_back_as_it_was_written() -> None:
     assert decode_manifest(without_members.encode(), "42") == without_members
 
 
+def test_a_manifest_of_a_later_history_is_read_back_with_the_removed_disks() -> None:
+    removed = [["n2", bytes(range(16)), 9]]
+    for boundary in (
+        BOUNDARY._replace(removed=removed, features=("history",)),
+        BOUNDARY._replace(removed=removed, members_index=9, history=b"h" * 16, history_index=9),
+    ):
+        manifest = MANIFEST._replace(boundary=boundary)
+        assert decode_manifest(manifest.encode(), "42") == manifest
+        assert unpacked(manifest.encode()[4:])["version"] == 3
+
+
+def test_a_manifest_without_a_history_is_of_the_cluster_s_first_one_and_has_the_version_of_before() -> None:
+    assert unpacked(MANIFEST.encode()[4:])["version"] == 1
+    assert decode_manifest(MANIFEST.encode(), "42").history == MANIFEST.cluster_id
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"history": b"h" * 15},
+        {"history": "h" * 16},
+        {"history": b""},
+        {"history_index": 0},
+        {"history_index": 10},
+        {"history_index": -1},
+        {"removed": None},
+    ],
+)
+def test_a_manifest_whose_history_is_in_no_log_is_damage(changed: dict[str, Any]) -> None:
+    boundary = BOUNDARY._replace(members_index=9, history=b"h" * 16, history_index=9)
+    fields = unpacked(MANIFEST._replace(boundary=boundary).encode()[4:])
+    with pytest.raises(SnapshotDamaged):
+        decode_manifest(with_crc(pack(fields | changed)), "42")
+
+
 def test_every_flipped_byte_of_a_manifest_is_damage() -> None:
     raw = MANIFEST.encode()
     for place in range(len(raw)):
@@ -115,8 +150,8 @@ def with_crc(body: bytes) -> bytes:
 
 def test_a_manifest_of_another_version_is_refused_by_name() -> None:
     fields = unpacked(MANIFEST.encode()[4:])
-    with pytest.raises(UnknownVersion, match="snapshot 42 has format version 3"):
-        decode_manifest(with_crc(pack(fields | {"version": 3})), "42")
+    with pytest.raises(UnknownVersion, match="snapshot 42 has format version 4"):
+        decode_manifest(with_crc(pack(fields | {"version": 4})), "42")
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000, 1 << 20])

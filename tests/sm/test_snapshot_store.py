@@ -299,9 +299,9 @@ def test_a_snapshot_that_another_program_wrote_is_refused_by_name() -> None:
     _, taken = three_snapshots(disk)
     path = f"snapshots/{snapshot_name(taken[-1])}/manifest"
 
-    body = disk.content(path)[4:].replace(b"\xa7version\x01", b"\xa7version\x03")
+    body = disk.content(path)[4:].replace(b"\xa7version\x01", b"\xa7version\x04")
     disk.replace(path, crc32c(body).to_bytes(4, "little") + body)
-    with pytest.raises(UnknownVersion, match=f"snapshot {snapshot_name(taken[-1])} has format version 3"):
+    with pytest.raises(UnknownVersion, match=f"snapshot {snapshot_name(taken[-1])} has format version 4"):
         opened(disk)
 
 
