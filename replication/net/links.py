@@ -316,8 +316,12 @@ class LinkServer:
 
     def _doubt(self, node_id: str, reason: str) -> None:
         """Report it, unless that member is connected: then another program uses its name."""
-        if all(peer.node_id != node_id for _, peer in self._links.values()):
+        if not self.is_called_by(node_id):
             self._events.peer_doubted(node_id, reason)
+
+    def is_called_by(self, node_id: str) -> bool:
+        """Whether that node has dialled this one, and is connected."""
+        return any(peer.node_id == node_id for _, peer in self._links.values())
 
     async def _listen(self, number: int, socket: web.WebSocketResponse, peer: PeerInfo) -> None:
         self._links[number] = (socket, peer)

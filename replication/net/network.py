@@ -120,12 +120,16 @@ class Network:
         self._seeds.start(session)
 
     def follow_book(self) -> None:
-        """Dial the peers that are named now, and forget those that are named no longer and are not connected."""
+        """Dial the peers that are named now, and forget the removed that are not connected.
+
+        One that is connected only by its own call stays: the link to it will tell it that it was removed.
+        """
         named = self.book.peers()
         for node_id in named:
             self._dial(node_id)
         for node_id, link in list(self._links.items()):
-            if node_id not in named and link.peer is None and self.book.was_removed(node_id):
+            is_gone = link.peer is None and not self.link_server.is_called_by(node_id)
+            if node_id not in named and is_gone and self.book.was_removed(node_id):
                 self._forget(node_id)
 
     def _seed_found(self, node_id: str, address: str) -> None:

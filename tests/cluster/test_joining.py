@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
 
 import quire
 from quire.cluster.config.serve import ServeConfig
@@ -211,8 +212,12 @@ async def removed_while_away(cluster: RunningCluster) -> tuple[Node, int]:
     return await begin(cluster, gone.config), index
 
 
-async def test_a_node_that_was_removed_while_it_was_away_stops_when_it_comes_back(tmp_path: Path) -> None:
-    secret = secret_in(tmp_path)
+@pytest.mark.parametrize("proves", [True, False], ids=["by-a-secret", "by-nothing"])
+async def test_a_node_that_was_removed_while_it_was_away_stops_when_it_comes_back(
+    tmp_path: Path, *, proves: bool
+) -> None:
+    """Peers that prove nothing cannot tell it so, but ship it the record."""
+    secret = secret_in(tmp_path) if proves else None
     async with running_cluster(tmp_path, election_timeout_ms=TIMEOUT_MS, peer_secret_file=secret) as cluster:
         node, index = await removed_while_away(cluster)
         await until(lambda: node.health.removal)
