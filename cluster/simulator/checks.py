@@ -177,7 +177,7 @@ class Checks:
             raise Violation(
                 "a restart begins at the newest snapshot", node.node_id, process.machine.applier.applied_index, kept
             )
-        place = self._committed_place(process.machine.applier.applied_index)
+        place = self.committed_place(process.machine.applier.applied_index)
         seen.applied_place = -1 if place is None else place
         state = self.model.states.get(process.machine.applier.applied_index)
         if state != process.machine.applier.state():
@@ -188,7 +188,7 @@ class Checks:
     def snapshot_taken(self, node: ObservedNode, manifest: Manifest) -> None:
         """Rules 7 and 16: a snapshot is of committed, durable records, at a frame boundary, and equal on all nodes."""
         tail, boundary = manifest.boundary.tail, manifest.boundary
-        place = self._committed_place(tail.index)
+        place = self.committed_place(tail.index)
         if place is None or place >= len(self.digests):
             raise Violation("rule 7: a snapshot holds what is committed", node.node_id, tail, self.ends[-1:])
         if node.running.log.durable_index < tail.index:
@@ -210,7 +210,7 @@ class Checks:
 
     def below(self, node: ObservedNode, first: int, crc: int) -> list[Held]:
         """Rule 16: a log that begins at `first` begins after committed frames, and a snapshot has what is below."""
-        place = self._committed_place(first)
+        place = self.committed_place(first)
         if place is None or self.committed[place].crc32c != crc:
             raise Violation("rule 16: a log begins after committed frames", node.node_id, first, hex(crc))
         if self._snapshot_on(node) < first:
@@ -250,7 +250,7 @@ class Checks:
         if index < seen.durable_index or index < seen.told_commit_index:
             raise Violation("rule 16: an install lowers nothing", node.node_id, index, seen.durable_index)
         self.looked(node)
-        place = self._committed_place(index)
+        place = self.committed_place(index)
         if place is None:
             raise Violation("rule 7: a snapshot holds what is committed", node.node_id, index)
         seen.applied_place = place
@@ -260,7 +260,7 @@ class Checks:
                 "a snapshot holds the state of its index", node.node_id, node.running.machine.applier.state(), state
             )
 
-    def _committed_place(self, index: int) -> int | None:
+    def committed_place(self, index: int) -> int | None:
         """The number of the committed frame that ends at `index`: -1 for 0, None if there is none."""
         if index == 0:
             return -1
@@ -297,7 +297,10 @@ class Checks:
         self._stamped(node, event)
         if isinstance(event, events.Truncated):
             seen.has_truncated = True
-        if isinstance(event, events.Tick | events.Truncated | events.Installed):
+        # A leader's tick may append a record of members, which counts from the step that follows.
+        if isinstance(event, events.AppendResult | events.Truncated | events.Installed) or (
+            isinstance(event, events.Tick) and leading is None
+        ):
             self._members(node)
         seen.promised_epoch = core.promise.epoch
 
@@ -350,14 +353,14 @@ class Checks:
                 raise Violation("equal (index, epoch), equal frames", node.node_id, held, hex(known))
             if held.crc32c in node.shadow.named and held.crc32c not in self._changes:
                 self._changes.add(held.crc32c)
-                self._members_changed(node, node.shadow.named[held.crc32c])
+                self.members_changed(node, node.shadow.named[held.crc32c])
 
-    def _members_changed(self, node: ObservedNode, named: Named) -> None:
+    def members_changed(self, node: ObservedNode, named: Named) -> None:
         """Rule 15, where a record of members stands for the first time: on the leader that appends it."""
         before = node.shadow.members_below(named.first)
         if len(before.voters ^ named.voters) > 1:
             raise Violation("rule 15: one voter changes at a time", node.node_id, before, named)
-        place = self._committed_place(before.end)
+        place = self.committed_place(before.end)
         if place is None or self.committed[place].crc32c != before.crc32c:
             raise Violation("rule 15: the previous change is committed", node.node_id, before, named)
         if named.epoch not in self.epochs:
@@ -385,7 +388,7 @@ class Checks:
         place = node.shadow.place_of_end(index)
         if place is None and index <= self._snapshot_on(node):
             # It died while its log was reset after a snapshot, which holds the records below.
-            place = self._committed_place(index)
+            place = self.committed_place(index)
             return self.committed[place].crc32c if place is not None and place >= 0 else 0
         if place is None:
             raise Violation("indices are frame boundaries", node.node_id, index, node.shadow.ends[-3:])

@@ -10,12 +10,13 @@ from quire.log import Kind, encode_frame, encode_system
 from quire.replication import Member, Members, Role
 from quire.replication.core import events
 
-from .checks import Checks, Counts, Violation
+from .checks import Counts, Violation
 from .clients import Client, Order
 from .clock import SECOND, START_CLOCK, Clocks, Schedule
 from .disks import Latency
 from .form import Form
 from .machine import Model
+from .membership.rules import MemberChecks
 from .nemesis import Nemesis
 from .network import Link, Network
 from .node.node import Node
@@ -60,19 +61,24 @@ class History:
         self.trace: list[str] = []
         self.network = Network(self.schedule, Random(f"{settings.seed}/network"), settings.weather)
         form = self._form()
-        self.nodes = [Node(node, form, self.schedule, self.network, str(settings.seed)) for node in settings.node_ids]
+        seed, spares = str(settings.seed), settings.spare_ids
+        self.nodes = [
+            Node(name, form, self.schedule, self.network, seed, is_spare=name in spares)
+            for name in (*settings.node_ids, *spares)
+        ]
         random = Random(f"{settings.seed}/nodes")
         for node, rate in zip(self.nodes, settings.rates, strict=True):
             ahead = random.randint(-settings.clock_ahead_us, settings.clock_ahead_us) // 2
             node.clocks = Clocks(self.schedule, rate, ahead)
             node.latency = Latency(*settings.sync_us)
             node.condition.apply_us = settings.apply_us
-        self.checks = Checks(self.nodes, form, self.trace, Model(settings.max_sessions))
+        self.checks = MemberChecks(self.nodes, form, self.trace, Model(settings.max_sessions))
         for node in self.nodes:
             node.checks = self.checks
             self.network.ends[node.node_id] = node
         self.network.links = {(a.node_id, b.node_id): Link(a, b) for a in self.nodes for b in self.nodes if a is not b}
         self.nemesis = Nemesis(settings, self.schedule, self.network, self.nodes, self.checks)
+        self.nemesis.changes_members = plan.changes_members
         self.order = Order()
         self.clients = [
             Client(str(number), self.schedule, self.nodes, self.checks, self.order, settings.habits, str(settings.seed))
@@ -138,6 +144,8 @@ class History:
             self.schedule.at(fault.at, self.nemesis.strike, fault)
         for node in self.nodes:
             self.nemesis.start(node)
+        if self.plan.changes_members:
+            self.nemesis.members.begin()
         for client in self.clients:
             self.schedule.later(SECOND // 4, client.begin)
         self._until(self.settings.chaos_us)
@@ -178,8 +186,8 @@ class History:
 
     def _nominate(self, count: int) -> None:
         """The control plane after the faults: nominate one voter after the other until one serves."""
-        voters = [node for node in self.nodes if node.counts]
-        if self.is_nominating and not any(node.process and node.process.role_state.role.serving for node in voters):
+        voters = [node for node in self.nodes if node.counts and not node.has_left]
+        if self.is_nominating and voters and not any(node.process and node.process.role_state.role.serving for node in voters):
             candidate = voters[count % len(voters)]
             for node in voters:
                 node.nominated = node is candidate
@@ -198,10 +206,13 @@ class History:
         raise Violation("after the faults all nodes converge", *(self._describe(node) for node in self.nodes))
 
     def _is_settled(self) -> bool:
-        running = [node.process for node in self.nodes if node.process is not None]
-        served = any(process.role_state.role.serving for process in running)
-        is_idle = all(client.is_idle for client in self.clients) and not self.nemesis.promoting
-        if not served or len(running) < len(self.nodes) or not is_idle:
+        leader = next((node for node in self.nodes if node.process and node.process.role_state.role.serving), None)
+        is_idle = all(client.is_idle for client in self.clients) and self.nemesis.operator.is_idle
+        if leader is None or not is_idle:
+            return False
+        nodes = self.nemesis.members.settled(leader) if self.plan.changes_members else self.nodes
+        running = [node.process for node in nodes or () if node.process is not None]
+        if nodes is None or len(running) < len(nodes):
             return False
         tail = running[0].log.tail
         return all(
@@ -216,7 +227,7 @@ class History:
 
     def _describe(self, node: Node) -> str:
         if node.process is None:
-            return f"{node.node_id}: down"
+            return f"{node.node_id}: {'left' if node.has_left else 'down' if node.is_formatted else 'empty'}"
         process, status = node.running, node.running.core.status()
         return (
             f"{node.node_id}: {process.role_state.role.role} {status.promise} tail {process.log.tail[:2]} durable "

@@ -1,23 +1,24 @@
 """Injects the plan's faults, and repairs them."""
 
-from itertools import count
 from random import Random
 
 from quire.log import LogError
 from quire.log.simulated import faulty
 from quire.replication import PromiseLost
 from quire.replication.core import events
-from quire.replication.core.membership.changing import Changed, Outcome, Promote, Unchanged
 
-from .checks import Checks, Violation
+from .checks import Violation
 from .clock import MILLISECOND, Schedule
+from .membership.changes import MemberChanges
+from .membership.operator import Operator
+from .membership.rules import MemberChecks
+from .membership.wishes import MEMBER_KINDS
 from .network import Network
 from .node.node import Node
 from .plan import Fault, Settings
 from .stranger import Stranger
 
 RETRY_START_US = 100 * MILLISECOND
-ASKS_AGAIN_US = (20 * MILLISECOND, 600 * MILLISECOND)
 NETWORK_KINDS = ("cut", "depose", "slow_link", "reset_links", "break_streams")
 DISK_TROUBLE = ("the disk failed", "LogReadOnly", "LogClosed")
 
@@ -26,7 +27,7 @@ class Nemesis:
     """Injects faults, and restarts nodes that died."""
 
     def __init__(
-        self, settings: Settings, schedule: Schedule, network: Network, nodes: list[Node], checks: Checks
+        self, settings: Settings, schedule: Schedule, network: Network, nodes: list[Node], checks: MemberChecks
     ) -> None:
         self.settings = settings
         self.schedule = schedule
@@ -36,15 +37,18 @@ class Nemesis:
         self.random = Random(f"{settings.seed}/nemesis")
         self.stranger = Stranger(settings.seed, nodes, checks)
         self.healed = False
+        self.changes_members = False
+        """Whether an operator changes the members, and nodes whose disk is empty join."""
         self._fuses: dict[str, tuple[str, int]] = {}
         self._wiped = False
         self._absent: set[str] = set()
-        self.promoting: dict[str, int] = {}
-        """The nodes that an operator wants to be voters, each with the number of the last request for it."""
-        self._operator = Random(f"{settings.seed}/operator")
-        self._asks = count(1)
+        self.operator = Operator(settings.seed, schedule, nodes, checks)
+        self.operator.ended = lambda _: self._whole_again()
+        self.members = MemberChanges(
+            settings.seed, schedule, network, nodes, checks, self.operator, self.start
+        )
         for node in nodes:
-            node.ended, node.changed = self.ended, self._changed
+            node.ended = self.ended
 
     # Targets
 
@@ -78,8 +82,11 @@ class Nemesis:
             self._nominate(fault)
         elif fault.kind == "wipe":
             self._wipe(fault.whom[0])
-        elif fault.kind == "promote":
+        elif fault.kind == "promote" and not self.changes_members:
             self.promote(fault.whom[0])
+        elif fault.kind in MEMBER_KINDS:
+            self._count(fault.kind)
+            self.members.strike(fault.kind, fault.whom, next(iter(fault.values), ""))
         elif (node := self._whom(fault.whom[0], fault.kind)) is not None:
             self._count(fault.kind)
             lasts = next((value for value in fault.values if type(value) is int), 0)
@@ -213,7 +220,9 @@ class Nemesis:
     def _wipe(self, name: str) -> None:
         """Replace a node's disk, so that it loses its vote. At most one disk at a time: a majority must remain."""
         node = next(node for node in self.nodes if node.node_id == name)
-        if self._wiped or node.nominated:
+        if self.changes_members and not self.members.may_wipe(node):
+            return
+        if (self._wiped and not self.changes_members) or node.nominated:
             return
         self._count("wipe")
         self._wiped = True
@@ -221,34 +230,19 @@ class Nemesis:
             self._die(node, "nothing", 200 * MILLISECOND)
         node.fuse = node.trigger = None
         self.checks.lost_disk(node)
+        if self.changes_members:
+            self.members.wipe(node)
+            return
         node.insert_disk()
+        node.format()
 
-    # Members
+    def _whole_again(self) -> None:
+        self._wiped = False  # Every majority has all committed records again: another disk may be lost.
 
     def promote(self, name: str) -> None:
         """An operator wants a node to be a voter."""
         self._count("promote")
-        self._promote(name)
-
-    def _promote(self, name: str) -> None:
-        """Ask the leader to promote a node, again and again until it is a voter."""
-        ask_id = self.promoting[name] = next(self._asks)
-        leader = next((node for node in self.nodes if node.leads), None)
-        if leader is not None:
-            leader.run(leader.life, leader.step, events.ChangeRequested(ask_id, Promote(name, f"{name}:1")))
-        self.schedule.later(self._operator.randint(*ASKS_AGAIN_US), self._ask_again, name, ask_id)
-
-    def _ask_again(self, name: str, ask_id: int) -> None:
-        if self.promoting.get(name) == ask_id:
-            self._promote(name)
-
-    def _changed(self, ask_id: int, outcome: Outcome) -> None:
-        name = next((name for name, asked in self.promoting.items() if asked == ask_id), None)
-        if isinstance(outcome, Changed):
-            self.checks.counts.changes += 1
-        if name is not None and isinstance(outcome, Unchanged):
-            del self.promoting[name]
-            self._wiped = False  # Every majority has all committed records again: another disk may be lost.
+        self.operator.promote(name)
 
     # Life and death
 
@@ -260,6 +254,9 @@ class Nemesis:
         """Handle the end of a node: its fuse burned down, or it halted."""
         if why == "fuse":
             self._die(node, *self._fuses.get(node.node_id, ("kill", 100 * MILLISECOND)))
+            return
+        if (index := node.running.health.removed_at) is not None:
+            self.members.left(node, index)
             return
         reason = node.running.health.halt_reason
         if not node.condition.disk_failing or not reason.startswith(DISK_TROUBLE):
@@ -299,7 +296,7 @@ class Nemesis:
         Raises:
             Violation: it does not start although its disk works.
         """
-        if node.runs:
+        if node.runs or node.has_left or not node.is_formatted:
             return
         try:
             node.start()
@@ -326,3 +323,5 @@ class Nemesis:
                 node.resume()
             if not node.runs:
                 self.start(node)
+        if self.changes_members:
+            self.members.heal()

@@ -7,12 +7,13 @@ the others reach further.
 from dataclasses import dataclass, replace
 from random import Random
 
-from quire.log import IndexCachePolicy, LogOptions
+from quire.log import MEMBERSHIP, IndexCachePolicy, LogOptions
 from quire.replication.core import CoreOptions
 from quire.sm import MAX_SESSIONS
 
 from .clients import Habits
 from .clock import MILLISECOND, SECOND
+from .membership.wishes import MemberPlan, member_plan_of
 from .network import Weather
 from .permanent.faults import PermanentFaults, has_permanent_faults, permanent_faults_of
 from .stranger import WORDS
@@ -64,11 +65,19 @@ class Settings:
     retention_bytes: int
     """The size at which each node's log is kept, approximately; 0: nothing expires."""
     retention_follower_bytes: int
+    spares: int = 0
+    """Nodes with an empty disk, which belong to no cluster at first."""
 
     @property
     def node_ids(self) -> list[str]:
-        """Voters first."""
+        """The first members, voters first."""
         return [f"n{number + 1}" for number in range(self.voters + self.observers)]
+
+    @property
+    def spare_ids(self) -> list[str]:
+        """The spare nodes."""
+        first = self.voters + self.observers + 1
+        return [f"n{number}" for number in range(first, first + self.spares)]
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,8 @@ class Plan:
     faults: tuple[Fault, ...]
     permanent: PermanentFaults | None = None
     """The permanent faults that follow these."""
+    changes_members: bool = False
+    """Whether an operator changes the members, and nodes whose disk is empty join."""
 
     def without(self, faults: frozenset[int]) -> "Plan":
         """The same plan without the faults at these positions."""
@@ -208,7 +219,8 @@ def plan_with_stranger(seed: int) -> Plan:
         )
         for _ in range(random.randint(*STRANGER_SAYS))
     ]
-    return Plan(plan.settings, tuple(sorted((*plan.faults, *words), key=lambda fault: fault.at)))
+    faults = tuple(sorted((*plan.faults, *words), key=lambda fault: fault.at))
+    return replace(plan, faults=faults, permanent=None)
 
 
 def plan_of(seed: int) -> Plan:
@@ -233,7 +245,21 @@ def plan_of(seed: int) -> Plan:
     if settings.retention_bytes and settings.snapshot_records:
         faults += _absences(settings)
     faults += _promotions(settings, faults)
-    return Plan(settings, tuple(sorted(faults, key=lambda fault: fault.at)), permanent)
+    members = None if permanent is not None else member_plan_of(seed, settings.node_ids, settings.chaos_us)
+    if members is not None:
+        settings = _with_members(settings, members)
+        faults += [Fault(*wished) for wished in members.wishes]
+    return Plan(settings, tuple(sorted(faults, key=lambda fault: fault.at)), permanent, members is not None)
+
+
+def _with_members(settings: Settings, members: MemberPlan) -> Settings:
+    core = replace(settings.core, features=frozenset({MEMBERSHIP}), auto_replace_us=members.auto_replace_us)
+    return replace(settings, core=core, spares=members.spares, rates=settings.rates + members.rates)
+
+
+def changes_members(seed: int) -> bool:
+    """Whether an operator changes the members in the history of a seed."""
+    return plan_of(seed).changes_members
 
 
 def is_permanent(seed: int, kind: str = "") -> bool:

@@ -36,13 +36,15 @@ class Held(NamedTuple):
 
 
 class Named(NamedTuple):
-    """A genesis or members record, and its voters as (node id, disk id)."""
+    """A record of members: its voters, all rows and the removed, each as (node id, disk id)."""
 
     first: int
     end: int
     epoch: int
     crc32c: int
     voters: frozenset[tuple[str, bytes]]
+    rows: frozenset[tuple[str, bytes]]
+    removed: frozenset[tuple[str, bytes]]
 
 
 class HeldPromise(NamedTuple):
@@ -222,8 +224,11 @@ class Shadow:
     def _note_members(self, held: Held, payload: bytes) -> None:
         value: Any = unpack(payload)
         if value["type"] in ("genesis", "members"):
-            voters = frozenset((node_id, disk_id) for node_id, disk_id, _, role in value["members"] if role == "voter")
-            self.named[held.crc32c] = Named(*held, voters)
+            rows = value["members"]
+            voters = frozenset((node_id, disk_id) for node_id, disk_id, _, role in rows if role == "voter")
+            named = frozenset((node_id, disk_id) for node_id, disk_id, _, _ in rows)
+            removed = frozenset((node_id, disk_id) for node_id, disk_id, _ in value.get("removed", []))
+            self.named[held.crc32c] = Named(*held, voters, named, removed)
 
     def members_below(self, index: int) -> Named:
         """The last record of members that ends at or below `index`."""

@@ -37,8 +37,8 @@ class Applying:
 
     @property
     def features(self) -> frozenset[str]:
-        """None: these nodes exchange messages, not their bytes."""
-        return frozenset()
+        """Those that the log names."""
+        return self.applier.features
 
     @property
     def machine_failed(self) -> bool:

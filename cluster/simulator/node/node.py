@@ -6,6 +6,7 @@ A `Node` is the machine: it is inserted a disk, started, paused and killed. Its 
 
 from collections.abc import Callable
 from random import Random
+from typing import NamedTuple
 
 from quire.log.simulated import faulty
 from quire.replication import PromiseFile
@@ -23,10 +24,22 @@ from .life import Life
 from .process import Process, recover
 
 
+class Inserted(NamedTuple):
+    """A disk with what the node remembers of it: whether it is a voter's, and whether it holds a log."""
+
+    disk_id: bytes
+    disk: SimDisk
+    shadow: Shadow
+    counted: bool
+    is_formatted: bool
+
+
 class Node:
     """A machine on which a node runs, crashes and restarts."""
 
-    def __init__(self, node_id: str, form: Form, schedule: Schedule, network: Network, seed: str) -> None:
+    def __init__(
+        self, node_id: str, form: Form, schedule: Schedule, network: Network, seed: str, *, is_spare: bool = False
+    ) -> None:
         self.node_id = node_id
         self.form = form
         self.schedule = schedule
@@ -52,16 +65,27 @@ class Node:
         self.changed: Callable[[int, Outcome], None] = lambda *_: None
         self.checks: Checks
         self.disks = 0
+        self.has_left = False
+        """It was removed, knows it, and has stopped; its disk is as it was."""
+        self.former_disks: list[Inserted] = []
+        """The disks with which it was a member, oldest first."""
         self.insert_disk()
+        if not is_spare:
+            self.format()
 
     def insert_disk(self) -> None:
-        """Insert a new, empty disk, and write the genesis and a fresh promise to it."""
+        """Insert a new, empty disk."""
         self.disks += 1
+        self.is_formatted = False
         self.disk_id = f"{self.node_id}/{self.disks}".encode().ljust(16, b"\0")
         self.disk = SimDisk(f"{self.seed}/{self.node_id}/{self.disks}", self.act)
         self.shadow = Shadow(self.disk, self.form.named)
         self._counted = self.form.members.is_voter(self.node_id, self.disk_id)
         self.shadow.below = lambda first, crc: self.checks.below(self, first, crc)
+
+    def format(self) -> None:
+        """Write the genesis and a fresh promise to its empty disk."""
+        self.is_formatted = True
         directory = self.disk.directory()
         PromiseFile.create(directory, self.disk_id).close()
         log = self.form.open_log(directory, self.clocks)
@@ -69,6 +93,14 @@ class Node:
         log.flush()
         log.close()
         self.shadow.read_all()
+
+    def take_disk(self) -> "Inserted":
+        """Take out the disk while it is down."""
+        return Inserted(self.disk_id, self.disk, self.shadow, self._counted, self.is_formatted)
+
+    def put_back(self, inserted: "Inserted") -> None:
+        """Insert a disk that it had before."""
+        self.disk_id, self.disk, self.shadow, self._counted, self.is_formatted = inserted
 
     # Life and death
 

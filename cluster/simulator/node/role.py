@@ -41,6 +41,8 @@ class Health:
         self._life = life
         self.halt_reason = ""
         """Why the node must stop; empty while it need not."""
+        self.removed_at: int | None = None
+        """The index of the record that removed this node, once it may stop."""
 
     def alarmed(self, text: str) -> None:
         node, checks = self._life.node, self._life.checks
@@ -52,6 +54,7 @@ class Health:
         self.halt_reason = self.halt_reason or reason
 
     def removed(self, index: int) -> None:
+        self.removed_at = index
         self.halt_reason = self.halt_reason or f"removed at index {index}"
 
     def failed(self, error: Exception) -> None:
