@@ -187,7 +187,11 @@ class History:
     def _nominate(self, count: int) -> None:
         """The control plane after the faults: nominate one voter after the other until one serves."""
         voters = [node for node in self.nodes if node.counts and not node.has_left]
-        if self.is_nominating and voters and not any(node.process and node.process.role_state.role.serving for node in voters):
+        if (
+            self.is_nominating
+            and voters
+            and not any(node.process and node.process.role_state.role.serving for node in voters)
+        ):
             candidate = voters[count % len(voters)]
             for node in voters:
                 node.nominated = node is candidate

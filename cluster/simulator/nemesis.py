@@ -44,9 +44,7 @@ class Nemesis:
         self._absent: set[str] = set()
         self.operator = Operator(settings.seed, schedule, nodes, checks)
         self.operator.ended = lambda _: self._whole_again()
-        self.members = MemberChanges(
-            settings.seed, schedule, network, nodes, checks, self.operator, self.start
-        )
+        self.members = MemberChanges(settings.seed, schedule, network, nodes, checks, self.operator, self.start)
         for node in nodes:
             node.ended = self.ended
 

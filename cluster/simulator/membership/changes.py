@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from random import Random
 
+from quire.log import MEMBERSHIP
 from quire.replication.core import Role, events
-from quire.replication.core.members import NO_DISK, Member
+from quire.replication.core.members import NO_DISK
 
 from ..clock import MILLISECOND, SECOND, Schedule
 from ..network import Network
@@ -91,10 +92,13 @@ class MemberChanges:
 
     def wipe(self, node: Node) -> None:
         """Replace a disk that was lost. The node joins again."""
-        row = next((m for m in self._members_of_leader() if m.node_id == node.node_id), None)
+        leader = self._operator.leader
+        state = leader.running.core.state if leader is not None else None
+        row = state.members.of_node(node.node_id) if state is not None else None
+        is_replaced = bool(node.form.core.auto_replace_us and state and MEMBERSHIP in state.features)
         node.insert_disk()
         self._joining.begin(node)
-        if not node.form.core.auto_replace_us or row is None or row.role is not Role.VOTER:
+        if not is_replaced or row is None or row.role is not Role.VOTER:
             self._operator.promote(node.node_id)
 
     def may_wipe(self, node: Node) -> bool:
@@ -148,26 +152,25 @@ class MemberChanges:
                 if node.runs:
                     node.die(keep=None)
                 self._swap_back(node)
-            self._joining_again(node)
             node.run(node.life, node.step, events.Drained(False))
 
-    def _joining_again(self, node: Node) -> None:
-        if not node.is_formatted and any(m.node_id == node.node_id for m in self._members_of_leader()):
+    def _join(self, node: Node) -> None:
+        """Start a node that has a row and no disk in it, with an empty disk if its own was removed."""
+        if node.has_left:
+            self._empty(node)
+        if not node.is_formatted:
             self._joining.begin(node)
-
-    def _members_of_leader(self) -> tuple[Member, ...]:
-        leader = self._operator.leader
-        return leader.running.core.members.members if leader is not None else ()
 
     def settled(self, leader: Node) -> list[Node] | None:
         """The nodes that belong to the cluster; None while a change is under way, or a removed node runs."""
         members = leader.running.core.members
         for row in members.members:
             if row.role is Role.JOINING or row.disk_id == NO_DISK:
-                self._joining_again(self._node(row.node_id))
+                self._join(self._node(row.node_id))
                 return None
         names = {row.node_id for row in members.members}
         removed = {(gone.node_id, gone.disk_id) for gone in members.removed}
-        if any(node.runs and node.node_id not in names and (node.node_id, node.disk_id) in removed for node in self._nodes):
+        others = [node for node in self._nodes if node.runs and node.node_id not in names]
+        if any((node.node_id, node.disk_id) in removed for node in others):
             return None
         return [node for node in self._nodes if node.node_id in names]

@@ -72,11 +72,8 @@ class Operator:
 
     def want(self, nodes: tuple[str, ...], wanted: Wanted) -> None:
         """Begin to ask for it."""
-        is_move = isinstance(wanted, Move)  # It stands beside a wish for another role.
         self.wishes = [
-            wish
-            for wish in self.wishes
-            if isinstance(wish.wanted, Move) is not is_move or not set(wish.nodes) & set(nodes)
+            wish for wish in self.wishes if not set(wish.nodes) & set(nodes) or not _replaces(wanted, wish.wanted)
         ]
         wish = Wish(nodes, wanted)
         self.wishes.append(wish)
@@ -113,14 +110,23 @@ class Operator:
             return
         if isinstance(outcome, OwnRow) and (leader := self.leader) is not None:
             leader.run(leader.life, leader.step, events.TransferRequested(None))
-        elif isinstance(outcome, FOR_GOOD) or (isinstance(outcome, NotConnected) and self._has_left(wish)):
+        elif isinstance(outcome, FOR_GOOD) or (isinstance(outcome, NotConnected) and self._have_no_rows(wish)):
             self.wishes.remove(wish)
         elif isinstance(outcome, Unchanged):
             self.wishes.remove(wish)
             self.ended(wish)
 
-    def _has_left(self, wish: Wish) -> bool:
-        return any(node.node_id in wish.nodes and node.has_left for node in self._nodes)
+    def _have_no_rows(self, wish: Wish) -> bool:
+        """Whether somebody must add these nodes first."""
+        members = self.leader.running.core.members if self.leader is not None else None
+        return members is not None and not any(members.of_node(name) for name in wish.nodes)
+
+
+def _replaces(new: Wanted, old: Wanted) -> bool:
+    """Whether a later wish for the same node ends an earlier one: another address is wanted beside another role."""
+    if isinstance(new, Move) or isinstance(old, Move):
+        return type(new) is type(old)
+    return not (isinstance(new, Add) and isinstance(old, Promote))
 
 
 def wanted_of(kind: str, name: str, address: str) -> Wanted:
