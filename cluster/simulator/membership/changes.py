@@ -6,6 +6,7 @@ from random import Random
 from quire.log import MEMBERSHIP
 from quire.replication.core import Role, events
 from quire.replication.core.members import NO_DISK
+from quire.replication.core.messages import Last, Promise, VoteRequest
 
 from ..clock import MILLISECOND, SECOND, Schedule
 from ..network import Network
@@ -13,8 +14,13 @@ from ..node.node import Inserted, Node
 from .joining import Joining
 from .operator import Operator, wanted_of
 from .rules import MemberChecks
+from .wishes import AWAY
 
 STARTS_WITHIN_US = 600 * MILLISECOND
+AWAY_US = (700 * MILLISECOND, 1500 * MILLISECOND)
+PROMISES_AFTER = (1.5, 2.0)
+"""Election timeouts without a leader, after which a node promises another."""
+PAST_EVERY_LOG = 1 << 40
 
 
 class MemberChanges:
@@ -32,6 +38,7 @@ class MemberChanges:
     ) -> None:
         self._random = Random(f"{seed}/changes of members")
         self._schedule = schedule
+        self._network = network
         self._nodes = nodes
         self._checks = checks
         self._operator = operator
@@ -59,6 +66,8 @@ class MemberChanges:
             case "promote":
                 self._operator.promote(name)
             case "remove" | "demote" if self._is_safe_without(node):
+                if value == AWAY:
+                    self._away(node)
                 self._operator.want((name,), wanted_of(kind, name, ""))
             case "move":
                 self._operator.want((name,), wanted_of(kind, name, str(value)))
@@ -114,6 +123,25 @@ class MemberChanges:
         return not lost or all(len(voters & disks) > len(voters) // 2 for voters in views)
 
     # Leaving
+
+    def _away(self, node: Node) -> None:
+        """Cut a node off. Meanwhile it promises a candidate whose campaign nobody else hears of."""
+        name, others = node.node_id, [other for other in self._nodes if other is not node]
+        pairs = [pair for other in others for pair in ((name, other.node_id), (other.node_id, name))]
+        self._network.begin_cut(pairs)
+        self._schedule.later(self._random.randint(*AWAY_US), self._network.end_cut, pairs)
+        candidate = self._random.choice(others)
+        for timeouts in PROMISES_AFTER:
+            after_us = int(timeouts * node.form.core.election_timeout_us)
+            self._schedule.later(after_us, node.run, node.life, self._promise, node, candidate)
+
+    def _promise(self, node: Node, candidate: Node) -> None:
+        if not node.counts:
+            return  # Nobody asks an observer.
+        epoch = node.running.core.promise.epoch + 1
+        promise = Promise(epoch, candidate.node_id, self._random.getrandbits(63))
+        request = VoteRequest(promise, Last(epoch, PAST_EVERY_LOG))
+        node.step(events.Received(candidate.node_id, candidate.disk_id, request))
 
     def left(self, node: Node, index: int) -> None:
         """Handle the end of a node that was removed."""

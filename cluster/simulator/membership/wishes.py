@@ -16,6 +16,9 @@ KINDS = {"add": 4.0, "remove": 3.0, "demote": 1.5, "promote": 1.0, "move": 1.0, 
 MEMBER_KINDS = frozenset(KINDS)
 WISHES = (2, 8)
 MOST_SPARES = 3
+AWAY = "away"
+"""Value of a wish: the node is cut off at that time, and promises another candidate meanwhile."""
+OFTEN_AWAY = 0.4
 
 Value = str | int | float | bool
 
@@ -53,7 +56,11 @@ def member_plan_of(seed: int, node_ids: list[str], chaos_us: int) -> MemberPlan 
     for _ in range(random.randint(*WISHES)):
         at = random.randint(EARLIEST_US, chaos_us)
         kind = random.choices(list(KINDS), list(KINDS.values()))[0]
-        wishes.append(_wish(random, kind, everyone, spare_ids, at))
+        wish = _wish(random, kind, everyone, spare_ids, at)
+        wishes.append(wish)
+        if AWAY in wish.values and kind == "remove" and random.random() < 0.5:
+            again = at + random.randint(100, 1200) * MILLISECOND
+            wishes.append(Wished(again, "add", wish.whom, ("joining",)))
     auto_replace_us = random.choice((0, 0, 0, 500, 1500)) * MILLISECOND
     if auto_replace_us:
         wishes.append(Wished(random.randint(EARLIEST_US, chaos_us // 2), "wipe", (random.choice(node_ids),)))
@@ -79,5 +86,7 @@ def _wish(random: Random, kind: str, everyone: list[str], spare_ids: list[str], 
             return Wished(at, kind, (whom,), (random.choice((300, 1000, 2500)) * MILLISECOND,))
         case "return":
             return Wished(at, kind, (random.choice(everyone),))
+        case "remove" | "demote" if whom != "leader" and random.random() < OFTEN_AWAY:
+            return Wished(at, kind, (whom,), (AWAY,))
         case _:
             return Wished(at, kind, (whom,))
