@@ -22,7 +22,9 @@ from yarl import URL
 
 from quire.replication import Promise
 from quire.replication.core import CoreOptions, Identity, Members
+from quire.replication.core.members import Removed
 from quire.replication.core.messages import (
+    Directory,
     GenesisOffer,
     Heartbeat,
     HeartbeatEcho,
@@ -180,6 +182,33 @@ async def test_a_replica_that_a_peer_dials_dials_it_back_at_once(monkeypatch: py
         came = True
         async with listening({"/peer": replica.network.link_server.serve}) as its_address:
             socket, _ = await dial(session, its_address, lambda: who("n1"), "n2", "peer", trusting(None), None)
+            await until(lambda: told.came)
+            await socket.close()
+        await replica.stop()
+        await server.close()
+
+
+async def test_a_removed_peer_that_called_is_dialled_until_it_has_heard_why() -> None:
+    """It calls once. What it says of other members, before the link back to it is up, must not end that link."""
+    told, cluster, refused = Recorder(who("n1")), Cluster("n1", "n2"), list[str]()
+    server, came = LinkServer(told, ANYBODY), False
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        if not came:
+            refused.append(request.path)
+            raise web.HTTPServiceUnavailable
+        return await server.serve(request)
+
+    async with listening({"/peer": serve}) as address, calling() as session:
+        replica = cluster.make("n2").replica
+        network, log = replica.network, Members(voters("n2").members, (Removed("n1", b"1" * 16, 3),))
+        network.book = Book("n2", lambda: (7, log), {}, {"n1": address})
+        replica.start(session, nominated=False)
+        async with listening({"/peer": network.link_server.serve}) as its_address:
+            socket, _ = await dial(session, its_address, lambda: who("n1"), "n2", "peer", trusting(None), None)
+            await until(lambda: refused)
+            network.message_received(who("n1"), Directory(9, ()))
+            came = True
             await until(lambda: told.came)
             await socket.close()
         await replica.stop()
