@@ -8,7 +8,7 @@ from typing import Any
 
 from quire import __version__
 from quire.log import Bounds, wall_clock
-from quire.replication import Replica
+from quire.replication import Members, Replica
 from quire.replication.address import may_serve
 from quire.replication.lag import MICROSECONDS
 from quire.sm import StateRoom
@@ -74,10 +74,7 @@ def node_status(node: NodeView) -> dict[str, Any]:
         **components.compaction.document(),
         "lag": replica.lags.own(clock)._asdict(),
         "apply_lag": replica.lags.own_apply(applying.applied_index, clock)._asdict(),
-        "members": [
-            {"node_id": member.node_id, "disk_id": member.disk_id.hex(), "address": member.address, "role": member.role}
-            for member in status.members.members
-        ],
+        "members": _rows(status.members),
         "links": sorted(status.links),
         "link_failures": dict(replica.network.reports.failures),
         "refused_messages": dict(status.refused),
@@ -197,6 +194,13 @@ def room_alarms(room: StateRoom) -> list[str]:
         return []
     counts = f"the machine's state has {room.size} of at most {room.limit} bytes"
     return [f"{counts}; once it is full, commands that make it larger are refused: delete what is not needed"]
+
+
+def _rows(members: Members) -> list[dict[str, str]]:
+    return [
+        {"node_id": member.node_id, "disk_id": member.disk_id.hex(), "address": member.address, "role": member.role}
+        for member in members.members
+    ]
 
 
 def _certificate(node: NodeView) -> dict[str, Any] | None:
