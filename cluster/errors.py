@@ -162,6 +162,18 @@ class SessionOwned(SessionRefused):
         super().__init__("SESSION_OWNED", reason, [])
 
 
+class HistoryChanged(SessionRefused):
+    """The session, or the reader's position, is of a history that this cluster no longer has; nothing was executed."""
+
+    def __init__(self, reason: str, refused: Sequence[Sequence[object]] = ()) -> None:
+        super().__init__("HISTORY_CHANGED", reason, refused)
+
+
+def session_refused(code: str, reason: str, refused: Sequence[Sequence[object]]) -> SessionRefused:
+    """The error for the code with which a session refuses records."""
+    return HistoryChanged(reason, refused) if code == "HISTORY_CHANGED" else SessionRefused(code, reason, refused)
+
+
 class SessionUnknown(ClusterError):
     """No such session is open."""
 

@@ -237,6 +237,11 @@ class Applier:
         return Applied(header.index, header.next_index, header.epoch, results, refused, size, answered)
 
     @property
+    def history(self) -> bytes:
+        """The id in the last applied `history` record; empty in a cluster's first history."""
+        return self._history
+
+    @property
     def boundary(self) -> Boundary:
         """The boundary that the applier has reached: that of a snapshot taken now."""
         return Boundary(

@@ -154,6 +154,14 @@ class SessionExpired(SessionError):
     """The session was closed, or evicted because it was idle for too long."""
 
 
+class HistoryChanged(SessionError):
+    """The cluster was recovered or restored, and the session, or the reader's position, is of its earlier history.
+
+    The client resends nothing and gives nothing another sequence: what was in doubt may or may not be in the state.
+    Compare the state, then open another client; read records again from an index that you know.
+    """
+
+
 class SessionOwned(SessionError):
     """The session, or the name to open, belongs to another token's name; nothing was executed. It is not retried."""
 
@@ -166,6 +174,7 @@ SESSION_ERRORS: dict[str, type[SessionError]] = {
     "SESSION_FENCED": SessionFenced,
     "SESSION_EXPIRED": SessionExpired,
     "SESSION_OWNED": SessionOwned,
+    "HISTORY_CHANGED": HistoryChanged,
     "REPLY_GONE": ReplyGone,
     "SEQUENCE_GAP": SessionError,
     "SEQUENCE_REUSED": SessionError,

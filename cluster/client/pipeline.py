@@ -31,6 +31,7 @@ from .errors import (
     BadRequest,
     ClientError,
     Halted,
+    HistoryChanged,
     OutcomeUnknown,
     Problem,
     Refusal,
@@ -262,7 +263,7 @@ class Pipeline:
         ):
             raise OutOfSequence(f"a server answered sequence {sequence}, which was not next")
         if len(refused) == message.commands and (error := session_error_of(refused)):
-            if not isinstance(error, SessionFenced | SessionExpired):
+            if not isinstance(error, SessionFenced | SessionExpired | HistoryChanged):
                 # The session is open. What this stream carried after the message may be executed.
                 for later in islice(self._in_flight, 1, None):
                     later.in_doubt = True

@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 from quire.log import Value
 
 from .documents import BoundsDocument, document_of, rows_of
-from .errors import ClientError, NotFound, Unavailable
+from .errors import ClientError, HistoryChanged, NotFound, Unavailable
 from .transport import Reply
 
 TAIL_WAIT_MS = 3_000  # Shorter than a read's timeout for one server, which tells a silent server from a quiet log.
@@ -61,12 +61,14 @@ class RecordPages:
 
     def __init__(self, source: Source) -> None:
         self._source = source
+        self._history: str | None = None  # That of the last page; a server with another one refuses the next.
 
     async def range(self, from_index: int | None, to_index: int | None) -> Pages:
         """The visible records [from_index, to_index). None stands for the first and the last visible record.
 
         Raises:
             Unavailable: the servers that answer do not yet have all of the range.
+            HistoryChanged: the cluster was recovered since the last page; the next call reads the new history.
         """
         bounds = await self._bounds()
         index = bounds["lowest_index"] if from_index is None else from_index
@@ -123,7 +125,13 @@ class RecordPages:
 
     async def _page(self, index: int, parameters: Mapping[str, int | str]) -> tuple[list[Record], int]:
         """A server's records from `index` on, and the index to continue from."""
-        reply = await self._source.get("/records?" + urlencode(parameters))
+        known = {} if self._history is None else {"history": self._history}
+        try:
+            reply = await self._source.get("/records?" + urlencode({**parameters, **known}))
+        except HistoryChanged:
+            self._history = None  # The caller knows now, and may read again.
+            raise
+        self._history = reply.headers.get("Quire-History")
         page = [_record(line) for line in rows_of(reply, _Line)]
         next_index = int(reply.headers["Quire-Next-Index"])
         indices = [index - 1, *(record.index for record in page), next_index]

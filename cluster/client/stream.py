@@ -12,7 +12,7 @@ import asyncio
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, NotRequired, TypedDict
 
 import aiohttp
 from aiohttp import WSMsgType
@@ -26,6 +26,7 @@ from .errors import (
     ClientError,
     Forbidden,
     Halted,
+    HistoryChanged,
     NotFound,
     Problem,
     SessionError,
@@ -34,7 +35,7 @@ from .errors import (
     Unavailable,
 )
 from .pipeline import OutOfSequence, Pipeline
-from .transport import CHECK_FAILED, MACHINE_FAILED, NothingWritten, Transport
+from .transport import CHECK_FAILED, HISTORY_TEXT, MACHINE_FAILED, NothingWritten, Transport
 
 # [sequence, index, epoch, results, refused], and if the results were cut, the first position that is left out
 ANSWER_LENGTHS = (5, 6)
@@ -59,6 +60,8 @@ class Session:
     sequence: int
     window: int
     message_bytes: int
+    history: str | None = None
+    """In hex; None if the server is too old to say."""
 
 
 class StreamEnded(AttemptFailed):
@@ -80,6 +83,7 @@ class CommandStream:
         self._transport = transport
         self._name = name
         self._session: Session | None = None
+        self._history: str | None = None  # Of the first session.
         self._left: Session | None = None  # It is still to be closed.
         self._opening = asyncio.Lock()
         self._failure: SessionError | None = None
@@ -171,6 +175,8 @@ class CommandStream:
             if not self._progress:
                 return error
             log.debug("the stream was lost: %.300s; opening another", error)
+        except HistoryChanged as error:
+            self._handle_end(error)
         except ClientError as error:  # The cluster refused to open a session or a stream.
             refusal = error
             self.pipeline.last_failure = str(error)
@@ -198,7 +204,11 @@ class CommandStream:
                     raise ClientError(
                         f"a server opened a session without {missing}; does it run this version of quire?"
                     ) from None
-                self._session = Session(number, self._name, sequence, window, message_bytes)
+                history = document.get("history")
+                if self._history not in (None, history):
+                    raise HistoryChanged("HISTORY_CHANGED", HISTORY_TEXT)
+                self._history = history
+                self._session = Session(number, self._name, sequence, window, message_bytes, history)
                 self.pipeline.open(sequence + 1, window, message_bytes)
             return self._session
 
@@ -218,7 +228,8 @@ class CommandStream:
         if self._leader_lost:
             await self._find_leader(session)
         try:
-            socket = await self._transport.connect(f"/commands/stream?session={session.id}")
+            named = "" if session.history is None else f"&history={session.history}"
+            socket = await self._transport.connect(f"/commands/stream?session={session.id}{named}")
         except SessionError as gone:
             self._handle_end(gone)
             return
@@ -310,6 +321,7 @@ class _SessionOpened(TypedDict):
     sequence: int
     session_window: int
     max_request_bytes: int
+    history: NotRequired[str]
 
 
 def _copy_of(error: SessionError) -> SessionError:

@@ -33,6 +33,7 @@ from .errors import (
     BadRequest,
     CommandRefused,
     Forbidden,
+    HistoryChanged,
     NotFound,
     OutcomeUnknown,
     Problem,
@@ -65,6 +66,8 @@ HOST_REFUSED = OWN_TYPE + "host-refused"
 MACHINE_FAILED = OWN_TYPE + "machine-failed"
 FORBIDDEN = OWN_TYPE + "forbidden"
 SESSION_OWNED = OWN_TYPE + "session-owned"
+HISTORY_CHANGED = OWN_TYPE + "history-changed"
+HISTORY_TEXT = "the cluster was recovered; compare the state, then open another client"
 TLS_REQUIRED = OWN_TYPE + "tls-required"
 
 Result = TypeVar("Result")
@@ -333,6 +336,8 @@ def _raise_if_gone(code: str | None) -> None:
             raise SessionExpired(code, "the session is not open: closed or expired")
         case "SESSION_FENCED":
             raise SessionFenced(code, "another session of its name took it over")
+        case "HISTORY_CHANGED":
+            raise HistoryChanged(code, HISTORY_TEXT)
         case "SESSION_OWNED":
             raise SessionOwned(code, "the token of another name opened it")
         case _:
@@ -346,6 +351,8 @@ def _refusal_of(server: str, problem: Problem, shown: Shown) -> BadRequest | Ses
         return _denial_of(server, problem, shown)
     if kind == SESSION_OWNED:
         return SessionOwned("SESSION_OWNED", str(problem.get("detail")).removeprefix("SESSION_OWNED: "))
+    if kind == HISTORY_CHANGED:
+        return HistoryChanged("HISTORY_CHANGED", str(problem.get("detail")).removeprefix("HISTORY_CHANGED: "))
     if kind == TLS_REQUIRED:
         return BadRequest({**problem, "detail": f"{server} speaks TLS; give its CA with --ca, QUIRE_CA or ca="})
     return None

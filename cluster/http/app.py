@@ -31,6 +31,7 @@ from .members import MemberStatuses
 from .problems import UnsupportedMedia, answer_of, problem, problem_of
 from .request import (
     FORWARDED,
+    HISTORY,
     REQUEST_ID,
     REQUEST_ID_KEY,
     SEQUENCE,
@@ -54,7 +55,7 @@ from .routes.stream import commands_stream
 log = structlog.get_logger(__name__)
 rate_limited = RateLimitedLog(log)
 
-HEADERS = frozenset(name.lower() for name in (FORWARDED, SESSION, SEQUENCE, REQUEST_ID))
+HEADERS = frozenset(name.lower() for name in (FORWARDED, HISTORY, SESSION, SEQUENCE, REQUEST_ID))
 SLOW_REQUEST_S = 1.0  # A request that takes longer is logged, unless it waits on purpose.
 
 IDENTITY = "identity"

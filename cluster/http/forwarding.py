@@ -28,7 +28,7 @@ from .admission.admission import ADMISSION
 from .admission.authorization import caller_of
 from .admission.slow_callers import CLOSE_TIMEOUT_S, PIECE_BYTES, close, done_or_stalled
 from .admission.streams import OpenStream, StreamLimit
-from .request import FORWARDED, REQUEST_ID, REQUEST_ID_KEY, SEQUENCE, SESSION, RateLimitedLog
+from .request import FORWARDED, HISTORY, REQUEST_ID, REQUEST_ID_KEY, SEQUENCE, SESSION, RateLimitedLog
 
 CONNECT_TIMEOUT_S = 1.0
 CONNECTION_LIMIT = 256  # To the leader, for requests; more of them wait for a connection, within their deadline.
@@ -39,7 +39,7 @@ PING_TIMEOUTS = 2  # aiohttp waits half as long for the pong: a silent stream en
 MESSAGES = (WSMsgType.BINARY, WSMsgType.TEXT)
 WS_TIMEOUT = ClientWSTimeout(ws_close=CLOSE_TIMEOUT_S)  # pyright: ignore[reportCallIssue]  # it does not read attr.ib
 
-_REQUEST_HEADERS = ("Content-Type", "Accept", SESSION, SEQUENCE)
+_REQUEST_HEADERS = ("Content-Type", "Accept", SESSION, SEQUENCE, HISTORY)
 _RESPONSE_HEADERS = frozenset({"Content-Type", "Retry-After", "WWW-Authenticate"})
 _TOKEN_REFUSED = b'"urn:quire:problem:forbidden"'
 

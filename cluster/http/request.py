@@ -31,6 +31,7 @@ LOG_INTERVAL_S = 1.0
 FORWARDED = "Quire-Forwarded"  # The node that passed the request on.
 SESSION = "Quire-Session"
 SEQUENCE = "Quire-Sequence"
+HISTORY = "Quire-History"  # In hex: that of a session, of a reader's position, or of an answer.
 INDEX_HIGHEST = 2**64 - 1
 
 _SAFE_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{REQUEST_ID_CHARACTERS}}}")

@@ -236,6 +236,11 @@ class Components:
     compaction: Compaction
     code: MachineCode
 
+    @property
+    def history(self) -> str:
+        """The id, in hex, of the history that this node has applied; the first one's is the cluster's."""
+        return (self.applying.applier.history or self.genesis.cluster_id).hex()
+
     @classmethod
     def build(cls, resources: NodeResources, genesis: Genesis, applier: Applier, node: NodeView) -> "Components":
         """Create and connect them; none is started. `applier` is what `NodeResources.restored` returned."""

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from quire.sm import ApplyFailed, Sessions, SessionStatus, owned_by_another
 
-from ..errors import SessionOwned, SessionRefused, SessionUnknown, StateUnavailable
+from ..errors import HistoryChanged, SessionOwned, SessionUnknown, StateUnavailable, session_refused
 from .applying import Applying
 from .reading import Reading, late_read
 from .writing import LeaderState, Writing
@@ -32,6 +32,10 @@ class SessionLookup:
         self._applying = applying
         self._writing = writing
         self._timeout_ms = timeout_ms
+
+    async def caught_up(self) -> None:
+        """Return once this node has applied everything that was acknowledged before. Raises as `find`."""
+        await self._read(lambda _: None)
 
     @property
     def window(self) -> int:
@@ -80,8 +84,8 @@ class SessionLookup:
         if await self.is_open_for(session, caller):
             return
         refusal = self._applying.applier.sessions.refusal(session)
-        if refusal.code == "SESSION_FENCED":
-            raise SessionRefused(refusal.code, refusal.text, [])
+        if refusal.code in ("SESSION_FENCED", "HISTORY_CHANGED"):
+            raise session_refused(refusal.code, refusal.text, [])
         raise SessionUnknown(session)
 
     async def page(self, after: int, most: int, prefix: str) -> tuple[list[tuple[SessionStatus, int]], int | None]:
@@ -99,6 +103,13 @@ class SessionLookup:
             raise StateUnavailable(str(failure)) from failure
         except TimeoutError:
             raise StateUnavailable(late_read("linearizable", self._timeout_ms, self._writing.backlog)) from None
+
+
+def refuse_other_history(asked: str, own: str) -> None:
+    """Raise HistoryChanged if a caller's history is not this cluster's."""
+    if asked != own:
+        text = f"the cluster was recovered: its history is {own}, not {asked[:32]!r}"
+        raise HistoryChanged(f"{text}; open another session, or read from the start, and compare the state")
 
 
 def _refuse_others(status: SessionStatus, caller: str | None) -> None:

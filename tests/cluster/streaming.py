@@ -58,6 +58,7 @@ class StreamServer:
     window: int = WINDOW
     message_bytes: int = MESSAGE_BYTES
     executed: list[Any] = field(default_factory=list)
+    history: str = "first"
     sessions: dict[int, Held] = field(default_factory=dict)
     calls: list[tuple[str, str]] = field(default_factory=list)
     streams: list[list[tuple[int, list[Any]]]] = field(default_factory=list)
@@ -95,7 +96,7 @@ class StreamServer:
             old.fenced = True
         sequence = len(self.sessions[session].replies)
         document = {"session": session, "sequence": sequence, "session_window": self.window}
-        return self._answer({**document, "max_request_bytes": self.message_bytes})
+        return self._answer({**document, "max_request_bytes": self.message_bytes, "history": self.history})
 
     async def look(self, request: web.Request) -> web.Response:
         self.calls.append((request.method, request.path))
@@ -197,7 +198,8 @@ class StreamServer:
 
     def _reply(self, held: Held | None, sequence: int, command: Any) -> Any:
         if held is None or held.fenced:
-            return ["SESSION_FENCED" if held else "SESSION_EXPIRED", "no more"]
+            gone = "SESSION_EXPIRED" if self.history == "first" else "HISTORY_CHANGED"
+            return ["SESSION_FENCED" if held else gone, "no more"]
         if sequence > len(held.replies) + 1:
             return ["SEQUENCE_GAP", "one is missing"]
         if sequence <= len(held.replies):

@@ -13,6 +13,7 @@ from quire.cluster.client import (
     ClientError,
     CommandRefused,
     Halted,
+    HistoryChanged,
     OutcomeUnknown,
     SessionExpired,
     SessionFenced,
@@ -502,3 +503,22 @@ async def test_a_closed_named_session_is_not_reopened_silently() -> None:
                 await cluster.apply("b")
         with pytest.raises(ClientError):
             await cluster.session()
+
+
+@pytest.mark.parametrize("name", [None, "billing"])
+async def test_after_a_recovery_nothing_in_doubt_is_sent_again_and_no_other_session_is_opened(name: str | None) -> None:
+    async with streaming() as server, connect(server.address, session=name) as cluster:
+        await cluster.apply("a")
+        server.evicts_at = "lost"
+        lost = await cluster.submit("lost")
+        await server.heard(3)
+        behind = await cluster.submit("behind")
+        server.history = "second"
+        server.answering.set()
+        answers = await answers_of(lost, behind)
+        with pytest.raises(HistoryChanged):
+            await cluster.apply("later")
+        opened = [call for call in server.calls if call == ("POST", "/sessions")]
+
+    assert [type(answer) for answer in answers] == [OutcomeUnknown, HistoryChanged]
+    assert (server.executed, len(opened)) == (["a", "lost"], 1)

@@ -14,12 +14,13 @@ from quire.log.json_text import to_json
 from quire.replication import Write
 from quire.sm import SESSION_CODES, Applier, ApplyFailed
 
-from ...errors import CommandsRefused, LimitExceeded, OutcomeUnknown, SessionRefused, WrongIndex
+from ...errors import CommandsRefused, LimitExceeded, OutcomeUnknown, SessionRefused, WrongIndex, session_refused
 from ...node.components import Components
+from ...node.sessions import refuse_other_history
 from ...node.writing import FutureWaiter, WriteReply
 from ..admission.authorization import caller_of
 from ..answer_size import first_results, results_within
-from ..api import API
+from ..api import API, NodeApi
 from ..bodies import (
     JSON,
     MSGPACK,
@@ -31,7 +32,7 @@ from ..bodies import (
     pack_records,
     read_body,
 )
-from ..request import NO_SESSION, WriteId, parameters_of, write_id_of
+from ..request import HISTORY, NO_SESSION, WriteId, parameters_of, write_id_of
 
 BODIES = (JSON, MSGPACK, NDJSON)
 
@@ -129,6 +130,7 @@ async def write_within_deadline(request: web.Request, write: Write[FutureWaiter]
     components, timeout_ms = api.node.components, api.node.config.request_timeout_ms
     if not write.session:
         return await _write(components, write, timeout_ms)
+    await require_history(api, request.headers.get(HISTORY))
     # If the node has no tokens, the record is appended and the session answers when it is applied.
     caller = caller_of(request).name
     if caller is not None and not await components.sessions.is_open_for(write.session, caller):
@@ -137,8 +139,26 @@ async def write_within_deadline(request: web.Request, write: Write[FutureWaiter]
         reply = await _write(components, write, timeout_ms)
     if len(reply.refused) == reply.count and all(code in SESSION_CODES for _, code, _ in reply.refused):
         _, code, text = reply.refused[0]
-        raise SessionRefused(code, text, reply.refused)
+        raise session_refused(code, text, reply.refused)
     return reply
+
+
+async def require_history(api: NodeApi, asked: str | None) -> None:
+    """Return if the caller's history (hex) is this cluster's; None is not compared. For the leader.
+
+    A leader that has not applied the log up to where it began to lead does so first: until then it may not know that
+    the cluster was recovered.
+
+    Raises:
+        HistoryChanged: it is another.
+        NotLeader, NoLeader, StateUnavailable: this node cannot tell.
+    """
+    if asked is None:
+        return
+    components, leading_from = api.node.components, api.node.leadership.leading_from
+    if leading_from is None or components.applying.applied_index < leading_from:
+        await components.sessions.caught_up()
+    refuse_other_history(asked, components.history)
 
 
 async def _write(components: Components, write: Write[FutureWaiter], timeout_ms: int) -> WriteReply:
@@ -193,4 +213,4 @@ def _not_open(applier: Applier, write: Write[FutureWaiter]) -> SessionRefused:
     """The error for a write under a session that is not open."""
     refusal = applier.sessions.refusal(write.session)
     refused = [[position, refusal.code, refusal.text] for position in range(write.count)]
-    return SessionRefused(refusal.code, refusal.text, refused)
+    return session_refused(refusal.code, refusal.text, refused)

@@ -17,12 +17,13 @@ from quire.sm import ApplyFailed
 
 from ...errors import Expired, Malformed, OutOfBounds
 from ...node.components import NodeView
+from ...node.sessions import refuse_other_history
 from ...node.views.status import visible_bounds
 from ..admission.admission import ADMISSION
 from ..admission.concurrency import OneATurn
 from ..api import API
 from ..bodies import MSGPACK, NDJSON, RAW_FRAMES, accepted
-from ..request import integer_of, parameters_of
+from ..request import HISTORY, integer_of, parameters_of
 
 # Decoding a range blocks the event loop, so an answer holds less of it than of raw bytes.
 DECODED_RANGE_BYTES = 1 << 18
@@ -66,11 +67,14 @@ async def get_records(request: web.Request) -> web.StreamResponse:
 
     `Quire-Next-Index` is where the next range begins. With `wait_ms` the answer comes as soon as there is a record. It
     is empty after that time, or after SCANNED_RECORDS that did not match. System records are left out unless the
-    request has `kinds=all`; raw frames contain them.
+    request has `kinds=all`; raw frames contain them. A reader that continues gives the `Quire-History` of its last page
+    as `history`, and is refused if the cluster has another one now.
     """
     api = request.app[API]
     node = api.node
     asked = _range_of(request)
+    if (history := request.query.get("history")) is not None:
+        refuse_other_history(history, node.components.history)
     if asked.wait_s:
         with api.long_polls.slot(request, request.app[ADMISSION].origin_of(request)):
             chunk = await _waited_for(node, asked, api.ranges)
@@ -80,6 +84,8 @@ async def get_records(request: web.Request) -> web.StreamResponse:
         _refuse_outside(node, asked, from_index)
         chunk = await api.ranges.run(partial(_read, node, asked, from_index))
     headers = {"Quire-Next-Index": str(chunk.next_index)}
+    if node.formed is not None:
+        headers[HISTORY] = node.formed.history
     return web.Response(body=chunk.body, content_type=asked.content_type, headers=headers)
 
 
@@ -115,7 +121,7 @@ async def _applied(node: NodeView, index: int, deadline: float) -> None:
 
 
 def _range_of(request: web.Request) -> Range:
-    parameters = parameters_of(request, "from", "to", "max_bytes", "wait_ms", "shard", "kinds")
+    parameters = parameters_of(request, "from", "to", "max_bytes", "wait_ms", "shard", "kinds", "history")
     content_type = accepted(request, (NDJSON, MSGPACK, RAW_FRAMES))
     largest = RAW_RANGE_BYTES if content_type == RAW_FRAMES else DECODED_RANGE_BYTES
     from_index, to_index = integer_of(parameters, "from"), integer_of(parameters, "to")

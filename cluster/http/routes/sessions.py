@@ -34,9 +34,10 @@ CLOSE_BODY_BYTES = 1 << 15
 
 
 async def post_sessions(request: web.Request) -> web.StreamResponse:
-    """{"session", "sequence", "session_window", "max_request_bytes"} of a new session.
+    """{"session", "sequence", "session_window", "max_request_bytes", "history"} of a new session.
 
-    `sequence` is the last one that was used under its name, or 0. The other two limit what it may send at once.
+    `sequence` is the last one that was used under its name, or 0. The next two limit what it may send at once.
+    Commands that name `history` in `Quire-History` are refused by a cluster that was recovered since.
     """
     api = request.app[API]
     parameters_of(request)
@@ -62,7 +63,7 @@ async def post_sessions(request: web.Request) -> web.StreamResponse:
         raise SessionOwned(text) if code == SESSION_OWNED else SessionsFull(text)
     window = min(components.sessions.window, config.max_commands)
     limits = {"session_window": window, "max_request_bytes": config.max_request_bytes}
-    return answer(request, {**reply.results[0], **limits})
+    return answer(request, {**reply.results[0], **limits, "history": components.history})
 
 
 def _name_of(request: web.Request, body: bytes) -> str | None:

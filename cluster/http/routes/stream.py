@@ -1,4 +1,4 @@
-"""`GET /commands/stream?session=`: a session's commands, pipelined over one WebSocket.
+"""`GET /commands/stream?session=&history=`: a session's commands, pipelined over one WebSocket.
 
     client -> node   msgpack [sequence, commands]       sequences are consecutive, across messages
     node -> client   msgpack [sequence, index, epoch, results, refused], in the same order; if the session gave recorded
@@ -10,7 +10,9 @@ commands of a message go into the frame as the client packed them. A follower ca
 If the leader can no longer answer a stream, it closes it without a problem; the client then resends the unanswered
 messages, under the same sequences, on another stream.
 
-The opening is refused if the session is not open or belongs to another; the header `Quire-Session-Code` then says why.
+`history` is that of the answer that opened the session; it need not be given.
+The opening is refused if the session is not open, belongs to another, or is of another history; the header
+`Quire-Session-Code` then says why.
 An idle stream is closed with a handshake (`admission/streams.py`); its client opens another for its next message.
 """
 
@@ -50,6 +52,7 @@ from ..api import API
 from ..forwarding import MESSAGES
 from ..problems import problem_of
 from ..request import REQUEST_ID_KEY, parameters_of, parse_integer
+from .commands import require_history
 
 WINDOW_BYTES = 4 << 20
 BUFFER_BYTES = 64 << 10  # In the transport, of answers that the kernel has not taken.
@@ -62,7 +65,7 @@ async def commands_stream(request: web.Request) -> web.StreamResponse:
     """Serve a stream on the leader; on a follower carry it to the leader."""
     api = request.app[API]
     node = api.node
-    parameters = parameters_of(request, "session")
+    parameters = parameters_of(request, "session", "history")
     session = parse_integer(parameters.get("session", ""), "session")
     if not session:
         raise Malformed("sessions begin at 1")
@@ -77,6 +80,7 @@ async def commands_stream(request: web.Request) -> web.StreamResponse:
         with api.streams.slot(origin, is_allowed) as slot:
             return await api.leader.carry(request, socket, slot)
     components = node.components
+    await require_history(api, parameters.get("history"))
     await components.sessions.require(session, caller_of(request).name)
     with api.streams.slot(origin, is_allowed) as slot:
         await socket.prepare(request)

@@ -52,6 +52,7 @@ def node_status(node: NodeView) -> dict[str, Any]:
     status = replica.core.status()
     document |= {
         "cluster_id": genesis.cluster_id.hex(),
+        "history": components.history,
         "limits": dict(genesis.limits),
         "disk_id": status.me.disk_id.hex(),
         "machine": {
