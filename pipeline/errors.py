@@ -40,10 +40,13 @@ class NoLog(PipelineError):
 
 
 class ForeignLog(PipelineError):
-    """The log is of another cluster than expected."""
+    """The log is of another cluster than expected, or of another history of it."""
 
     def __init__(self, origin: str, found: str, expected: str) -> None:
-        super().__init__(f"{origin} is of cluster {found}, not of {expected}, which was read before")
+        super().__init__(
+            f"{origin} is of cluster {found}, not of {expected}, which was read before; a cluster that was recovered "
+            "has another id, and its records may differ: read it with a new checkpoint, or into a new archive"
+        )
         self.origin, self.found, self.expected = origin, found, expected
 
 

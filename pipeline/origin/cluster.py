@@ -75,7 +75,7 @@ class ClusterLog:
     def _learn(self, known_before: str | None) -> str:
         """Ask each server for members and leader; return the id of their cluster, which must not have changed."""
         answers = self._nodes.every("/cluster", "its members")
-        ids = {server: _own_status(document).get("cluster_id") for server, document in answers.items()}
+        ids = {server: id_of(_own_status(document)) for server, document in answers.items()}
         known = {server: found for server, found in ids.items() if isinstance(found, str)}
         if not known:
             self._nodes.first("/status", "the cluster's id", _cluster_id_of)
@@ -202,6 +202,11 @@ def _verified(
     return gathering, tail
 
 
+def id_of(status: Mapping[str, object]) -> object:
+    """The id of a node's history in its status; one of an earlier version names its cluster only."""
+    return status.get("history", status.get("cluster_id"))
+
+
 def _own_status(document: Mapping[str, object]) -> Mapping[str, object]:
     """The status of the node that answered `/cluster`."""
     match document:
@@ -230,7 +235,7 @@ def _roles(answers: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
 
 
 def _cluster_id_of(answer: Answer) -> str:
-    cluster_id = document_of(answer).get("cluster_id")
+    cluster_id = id_of(document_of(answer))
     if not isinstance(cluster_id, str):
         raise TryNext("its cluster is not formed yet")
     return cluster_id

@@ -10,6 +10,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import closing
 
+import orjson
+from crc32c import crc32c
+
 from quire.log import (
     HEADER_BYTES,
     MARK_NAME,
@@ -32,6 +35,7 @@ from ..errors import NoLog, RecordsLost
 from .origin import Bounds, Stretch
 from .rows import RowBuilder, Rows
 
+IDENTITY_FILE = "identity"
 CHUNK_BYTES = 1 << 20
 """How much is read and decoded at a time: small enough for the processor's cache."""
 
@@ -52,9 +56,23 @@ class DataDirLog:
         self._bases: list[int] = []
 
     def cluster_id(self) -> str:
+        if (history := self._history()) is not None:
+            return history
         bounds = self.bounds()
         with closing(self._open(bounds.lowest_index, bounds.lowest_index, bounds.highest_index)) as segment:
             return segment.header().cluster_id.hex()
+
+    def _history(self) -> str | None:
+        """The history in the identity file; None if there is no such file, or it names none. Raises NoLog."""
+        try:
+            with closing(self._directory.open(IDENTITY_FILE)) as file:
+                line, _, check = file.read_at(0, file.size).partition(b"\n")
+        except FileNotFoundError:
+            return None
+        if check.strip() != b"%08x" % crc32c(line):
+            raise NoLog(self.name, f"its file {IDENTITY_FILE} fails its crc32c")
+        history = orjson.loads(line).get("history")
+        return history if isinstance(history, str) else None
 
     def bounds(self) -> Bounds:
         # Read the mark before the list of segments: then the segment that it points into is listed, or has expired.

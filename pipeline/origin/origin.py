@@ -44,7 +44,9 @@ class Origin(Protocol):
         ...
 
     def cluster_id(self) -> str:
-        """The id of the cluster whose log this is, in hex.
+        """The id of the cluster whose log this is, in hex; once the cluster was recovered, that of its history.
+
+        So checkpoints, archives and spools of an earlier history are foreign, as those of another cluster are.
 
         Raises:
             NoLog, ClusterUnavailable: there is no log, or no node answers.

@@ -9,6 +9,7 @@ from quire.log.json_text import to_json
 
 from ..errors import ForeignLog
 from ..origin.access import PLAIN, Access
+from ..origin.cluster import id_of
 from ..origin.nodes import Answer, AnswerRefused, Nodes, TryNext, document_of
 from ..origin.origin import Bounds
 from .difference import Difference
@@ -64,7 +65,7 @@ def ask(server: str, cluster_id: str, access: Access = PLAIN) -> NodeAnswer:
         ClusterUnavailable: it does not answer.
     """
     with closing(Nodes([server], NODE_TIMEOUT_S, access)) as nodes:
-        found = nodes.first("/status", "its status", document_of).get("cluster_id")
+        found = id_of(nodes.first("/status", "its status", document_of))
         if found != cluster_id:
             raise ForeignLog(server, str(found), cluster_id)
         try:

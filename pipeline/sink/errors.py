@@ -69,11 +69,16 @@ class CommandsRefused(PipelineError):
         self.batch, self.refused, self.unanswered = batch, refused, unanswered
 
 
+_RECOVERED = "a cluster that was recovered has another id: compare its state, then begin with a new checkpoint"
+
+
 class ForeignCluster(PipelineError):
     """The sink's state is of another cluster."""
 
     def __init__(self, found: str, expected: str) -> None:
-        super().__init__(f"the nodes are of cluster {found}, but this checkpoint has written to {expected}")
+        super().__init__(
+            f"the nodes are of cluster {found}, but this checkpoint has written to {expected}; {_RECOVERED}"
+        )
         self.found, self.expected = found, expected
 
 

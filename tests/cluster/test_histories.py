@@ -25,7 +25,7 @@ async def send(cluster: RunningCluster, at: str, path: str, session: int, histor
     headers = {"Quire-Session": str(session), "Quire-Sequence": "1"}
     if history is not None:
         headers["Quire-History"] = history
-    body = orjson.dumps({"commands": [["add", 1]]} if path == "/commands" else [["add", 1]])
+    body = orjson.dumps({"commands": [["add", 1]]} if path == "/commands" else ["add", 1])
     return await cluster.ask(at, "POST", path, body, JSON, headers)
 
 
