@@ -92,6 +92,7 @@ def check(disk: Disk, plan: RecoveryPlan, before: list[object]) -> None:
     assert data_dir.history != identity.cluster_id
     assert data_dir.promises.disk_id == plan.disk_id
     assert data_dir.promises.promise.epoch == plan.epoch == EPOCH + EPOCH_STEP
+    assert log.members_index is not None
     assert log.members_index == log.durable_index - 1
     record = decode_system(log.reader.frame(log.members_index).payload)
     members = Members.from_record(record)
