@@ -20,6 +20,8 @@ class Genesis(NamedTuple):
     machine: tuple[str, int]
     initial: object
     limits: dict[str, int]
+    cluster_id: str | None
+    """In hex; every snapshot of the cluster has it, those of before a recovery, too."""
 
     def new_machine(self, spec: str | None) -> StateMachine:
         """A new machine: the one that `spec` names, or, if None, the built-in one with the recorded name.
@@ -66,6 +68,8 @@ def genesis_of(path: str, origin: Origin) -> Genesis:
     match fields:
         case {"type": "genesis", "machine": [str(name), int(version)], "initial": initial, "limits": {**limits}}:
             numbers = {str(limit): number for limit, number in limits.items() if isinstance(number, int)}
-            return Genesis((name, version), initial, numbers)
+            cluster_id = fields.get("cluster_id")
+            known = cluster_id.hex() if isinstance(cluster_id, bytes) else None
+            return Genesis((name, version), initial, numbers, known)
         case _:
             raise GenesisMissing(path, lowest)

@@ -127,7 +127,9 @@ def replay(
         if not is_by_key(genesis.new_machine(machine)) and key_parts > 1:
             raise OptionRefused("key_parts", f"machine {genesis.machine[0]} does not have independent keys")
         live = [ask(server, cluster_id, access) for server in servers]
-        snapshots, left_out = _snapshots(sorted({path, options.path}), genesis.cluster_id.hex(), genesis.machine)
+        snapshots, left_out = _snapshots(
+            sorted({path, options.path}), genesis.cluster_id or cluster_id, genesis.machine
+        )
         spans = _spans(origin.name, bounds, snapshots)
         pieces = [_piece(options, origin, span, genesis, machine, live) for span in spans]
     summary = ReplaySummary(
