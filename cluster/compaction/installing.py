@@ -90,6 +90,16 @@ def check_usable(manifest: Manifest) -> None:
         raise SnapshotRefused(f"it uses {', '.join(unknown)}, which this version does not know: upgrade this node")
 
 
+def check_history(manifest: Manifest, applier: Applier) -> None:
+    """Check that a snapshot from above this node's `history` record is of that history, too. Raises SnapshotRefused.
+
+    One from below may be of an earlier history: the log between it and the record follows.
+    """
+    boundary = manifest.boundary
+    if applier.history and manifest.index > applier.sessions.history_index and boundary.history != applier.history:
+        raise SnapshotRefused(f"it is of history {manifest.history.hex()}, this node of {applier.history.hex()}")
+
+
 class StoreSource:
     """The `SnapshotSource` of a node: its store. A damaged snapshot is set aside."""
 
@@ -210,6 +220,7 @@ class Installing:
             if part.manifest.index != action.index:
                 raise SnapshotRefused(f"{action.leader_id} sent the one at {part.manifest.index}")
             check_usable(part.manifest)
+            check_history(part.manifest, self._after.applying.applier)
             missing = await _to_its_end(part.missing)
             self._part, self._chunks = part, len(part.manifest.chunks) - len(missing)
             await put_all(part, fetch.chunks(missing), self._count)
