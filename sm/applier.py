@@ -320,7 +320,8 @@ class Applier:
         history, (before, end), members = fields["history"], fields["from"], fields["members"]
         if any(type(each) is not bytes or len(each) != HISTORY_BYTES for each in (history, before)):
             raise ValueError(f"the id of a history has {HISTORY_BYTES} bytes")
-        if end != index or history == before or self._history not in (b"", before):
+        # A record of the features that it needs may stand between the end and this one.
+        if type(end) is not int or not 0 <= end <= index or history == before or self._history not in (b"", before):
             raise ValueError("it does not continue the history that ends there")
         if type(fields["name"]) is not str or type(members) is not list or not members:
             raise ValueError("it has no name or no members")

@@ -18,7 +18,6 @@ from ..client.records import Record
 from ..errors import Malformed
 from ..terminal import EscapingStream
 from ..values import DEPTH_LIMIT, decode_json
-from .admin import admin_app, code_app, session_app
 from .certs import certs_app
 from .connection import (
     DEFAULT_TIMEOUT_S,
@@ -33,10 +32,11 @@ from .connection import (
 from .credentials import secret_app, token_app
 from .export import export_range
 from .load import BATCH_COMMANDS, load_file
-from .members import drain_app, members_app
+from .operating.admin import admin_app, code_app, session_app
+from .operating.members import drain_app, members_app
+from .operating.recover import recover_app
+from .operating.roll import roll_app
 from .output import Exit, complain, printable, say, to_json
-from .recover import recover_app
-from .roll import roll_app
 from .status import show_status, watch_status
 
 ABOUT = "A replicated state machine: one durable log, and the same state on every node."

@@ -1,7 +1,7 @@
 """What a node asks of other members over HTTP: their status, and what an operator wants of one of them."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -35,7 +35,7 @@ class MemberStatuses:
         async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as self._session:
             yield
 
-    async def ask_all(self, request: web.Request) -> dict[str, dict[str, Any]]:
+    async def ask_all(self, request: web.Request) -> Mapping[str, Mapping[str, object]]:
         """The status of each member that answers, this node's own included."""
         me = self._node.config.node
         others = [node_id for node_id in self._node.addresses.all() if node_id != me]

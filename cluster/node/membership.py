@@ -145,9 +145,9 @@ class Changes:
         return changes
 
     async def _ask(self, wanted: changing.Wanted) -> changing.Outcome:
-        """The outcome of one change, once the previous one is committed."""
+        """The outcome of one change, once the previous one is committed, and a new cluster's log names its features."""
         patient_until = asyncio.get_running_loop().time() + PATIENCE_S
-        while isinstance(outcome := await self._ask_once(wanted), changing.ChangeUnderWay):
+        while _is_soon_over(outcome := await self._ask_once(wanted)):
             if asyncio.get_running_loop().time() >= patient_until:
                 break
             await asyncio.sleep(PAUSE_S)
@@ -198,6 +198,13 @@ def error_of(
             return OwnRowLeft(f"{node_id} leads, so it hands over before it is removed or demoted")
         case _:
             return _of_node(outcome, node_id)
+
+
+def _is_soon_over(outcome: changing.Outcome) -> bool:
+    """Whether the reason for a refusal is likely to be over in a moment."""
+    return isinstance(outcome, changing.ChangeUnderWay) or (
+        isinstance(outcome, changing.FeatureNotInUse) and not outcome.lacking
+    )
 
 
 OfNode = (

@@ -1,7 +1,6 @@
 """`/members`: who belongs to the cluster, and an operator's changes of it (rule 15)."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from aiohttp import web
 
@@ -123,7 +122,7 @@ async def _on_leader(
     return forwarded
 
 
-def _new_members(document: Any) -> tuple[dict[str, str], bool]:
+def _new_members(document: object) -> tuple[dict[str, str], bool]:
     """The addresses of new members, and whether they are observers. Raises Malformed."""
     if type(document) is not dict or document.keys() - {"members", "role"}:
         raise Malformed(f"the body is {BODY}")

@@ -1,7 +1,6 @@
 """The document of `GET /members`: the log's members, and the other connected nodes, as the leader sees them."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from quire.log import wall_clock
 from quire.replication import Replica
@@ -16,7 +15,7 @@ OF_STATUS = ("version", "drained", "ready", "started_at")
 NOT_CONNECTED = "it is not connected: start it with --join"
 
 
-def members_document(node: NodeView, statuses: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def members_document(node: NodeView, statuses: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
     """The document; `statuses` are the members' own, by node id, of those that answered.
 
     Raises:
@@ -74,7 +73,7 @@ def _waits_for(replica: Replica[Waiter], status: Status, member: Member) -> str:
     return f"all that join must be level, and {', '.join(waiting)} is not connected" if waiting else "it catches up"
 
 
-def _lag(replica: Replica[Waiter], status: Status, member: Member, clock: int) -> dict[str, Any] | None:
+def _lag(replica: Replica[Waiter], status: Status, member: Member, clock: int) -> dict[str, object] | None:
     """A member's lag, if known. A position is reported under a node id, so it belongs to the connected disk."""
     if status.is_me(member):
         return replica.lags.own(clock)._asdict()

@@ -9,18 +9,19 @@ import typer
 
 from quire.replication.address import host_and_port
 
-from ..client import Client, Members, Unavailable
-from ..client.documents import MemberRow
-from .connection import ClusterOptions, ask, connecting, fail_usage
+from ...client import Client, Members, Unavailable
+from ...client.documents import MemberRow
+from ...errors import ClusterError
+from ..connection import ClusterOptions, ask, connecting, fail_usage
+from ..output import Exit, complain, say
 from .members import LEVEL_RECORDS, LOOK_S, drained
-from .output import Exit, complain, say
 
 roll_app = typer.Typer()
 
 ROLL_TIMEOUT_S = 300.0
 
 
-class RollStopped(Exception):
+class RollStopped(ClusterError):
     """A step failed; the text says which, and why. What was restarted stays so."""
 
 

@@ -9,11 +9,11 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from ..client import Client, ClientError, NotFound, SessionClosed, SessionRow
-from ..terminal import escaped
-from .connection import DEFAULT_TIMEOUT_S, ClusterOptions, Json, Timeout, ask, connecting, exit_of, fail_usage
-from .console import EscapingConsole
-from .output import Exit, complain, printable, say, to_json
+from ...client import Client, ClientError, NotFound, SessionClosed, SessionRow
+from ...terminal import escaped
+from ..connection import DEFAULT_TIMEOUT_S, ClusterOptions, Json, Timeout, ask, connecting, exit_of, fail_usage
+from ..console import EscapingConsole
+from ..output import Exit, complain, printable, say, to_json
 
 admin_app = typer.Typer()
 code_app = typer.Typer(name="admin", help="Accept changed code of the machine.", no_args_is_help=True)

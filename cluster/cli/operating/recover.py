@@ -22,16 +22,16 @@ from quire.replication.net.hello import FOREIGN_CLUSTER, LINK_FAILURES, PeerInfo
 from quire.replication.net.sockets import close_socket, peer_session
 from quire.replication.net.trust import Trust
 
-from ..access.credentials import CredentialFiles, Credentials
-from ..access.tls import TlsFiles
-from ..config.secret_file import read_secrets
-from ..data_dir.genesis import FRAME_LIMITS, read_genesis, read_genesis_file
-from ..data_dir.recovery import RecoveryPlan, make_plan, read_plan, recover, refuse_unfinished
-from ..data_dir.survivor import Survivor, inspect
-from ..errors import ClusterError
-from .connection import Json, fail_usage
-from .output import Exit, complain, say, to_json
-from .progress import shown_bytes
+from ...access.credentials import CredentialFiles, Credentials
+from ...access.tls import TlsFiles
+from ...config.secret_file import read_secrets
+from ...data_dir.genesis import FRAME_LIMITS, read_genesis, read_genesis_file
+from ...data_dir.recovery import RecoveryPlan, make_plan, read_plan, recover, refuse_unfinished
+from ...data_dir.survivor import Survivor, inspect
+from ...errors import ClusterError
+from ..connection import Json, fail_usage
+from ..output import Exit, complain, say, to_json
+from ..progress import shown_bytes
 
 recover_app = typer.Typer()
 

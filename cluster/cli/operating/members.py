@@ -8,11 +8,11 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from ..client import Client, Members
-from ..terminal import escaped
-from .connection import DEFAULT_TIMEOUT_S, ClusterOptions, Json, Timeout, ask, connecting, fail_usage
-from .console import EscapingConsole
-from .output import Exit, complain, say, to_json
+from ...client import Client, Members
+from ...terminal import escaped
+from ..connection import DEFAULT_TIMEOUT_S, ClusterOptions, Json, Timeout, ask, connecting, fail_usage
+from ..console import EscapingConsole
+from ..output import Exit, complain, say, to_json
 
 members_app = typer.Typer(name="members", help="Show the members; add, remove, promote, demote or move one.")
 drain_app = typer.Typer()

@@ -1,0 +1,1 @@
+"""What an operator asks of a cluster: status and members, maintenance, recovery."""
