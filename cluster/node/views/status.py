@@ -31,10 +31,7 @@ def node_status(node: NodeView) -> dict[str, Any]:
     clock, reasons = wall_clock(), not_ready_reasons(node)
     document: dict[str, Any] = {
         "node_id": node.config.node,
-        "role": node.leadership.role.role,
-        "epoch": node.leadership.role.epoch,
-        "leader": node.leadership.leader_id,
-        "serving": node.leadership.is_leader,
+        **_leadership(node),
         "clock": clock,
         "version": __version__,
         "started_at": node.started_at,
@@ -97,6 +94,16 @@ def node_status(node: NodeView) -> dict[str, Any]:
     elif (stream := replica.network.reports.stream) is not None:
         document["stream"] = {"from_index": stream.from_index, "received_bytes": stream.received_bytes}
     return document
+
+
+def _leadership(node: NodeView) -> dict[str, Any]:
+    leadership = node.leadership
+    return {
+        "role": leadership.role.role,
+        "epoch": leadership.role.epoch,
+        "leader": leadership.leader_id,
+        "serving": leadership.is_leader,
+    }
 
 
 def not_ready_reasons(node: NodeView) -> list[str]:
