@@ -2,7 +2,7 @@
 # server in .cache and a Java for Spark. Install only Python 3.11 or newer, make and git beforehand.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compose-demo check test test-all test-rest tidy soak soak-log soak-processes soak-retriers soak-lasting soak-overload soak-hostile soak-hellos soak-messages soak-pipeline soak-faults soak-histories lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment toxiproxy java
+.PHONY: help demo compose-demo check test test-all test-rest tidy soak soak-log soak-processes soak-retriers soak-lasting soak-overload soak-hostile soak-hellos soak-messages soak-pipeline soak-faults soak-members soak-histories lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment toxiproxy java
 
 BIN := .venv/bin
 
@@ -41,7 +41,7 @@ test-all: dev-environment toxiproxy java ## every test there is
 test-rest: dev-environment toxiproxy java ## what test-all runs and test does not
 	$(RUN_TESTS) -m full
 
-soak: soak-log soak-processes soak-retriers soak-lasting soak-overload soak-hostile soak-hellos soak-messages soak-pipeline soak-faults soak-histories ## long runs of the tests; the last goes on until a rule breaks (FROM=seed, JOBS=processes)
+soak: soak-log soak-processes soak-retriers soak-lasting soak-overload soak-hostile soak-hellos soak-messages soak-pipeline soak-faults soak-members soak-histories ## long runs of the tests; the last goes on until a rule breaks (FROM=seed, JOBS=processes)
 
 soak-log: dev-environment
 	$(BIN)/python -m tests.log $(ARGS)
@@ -74,6 +74,9 @@ soak-faults: dev-environment toxiproxy
 	$(BIN)/python -m tests.faults --page
 	$(BIN)/python -m tests.faults --slow-follower 5
 	$(BIN)/python -m tests.faults --seed $(or $(FROM),10) --minutes 30 --page
+
+soak-members: dev-environment
+	$(BIN)/python -m quire.cluster.simulator --members --histories $(or $(HISTORIES),2000) --jobs $(or $(JOBS),2)
 
 soak-histories: dev-environment
 	$(BIN)/python -m quire.cluster.simulator --stranger --seeds 0:5000 --jobs $(or $(JOBS),2)

@@ -5,6 +5,7 @@
     python -m quire.cluster.simulator --soak 1000000             from that seed on, until a rule breaks
     python -m quire.cluster.simulator --permanent --histories 50 in each, a minority has permanent faults
     python -m quire.cluster.simulator --stranger --histories 50  in each, a stranger poses as a member
+    python -m quire.cluster.simulator --members --histories 50   in each, an operator changes the members
 
 A seed determines its history. The exit status is 1 if a rule was broken.
 """
@@ -21,7 +22,7 @@ from itertools import count, islice
 from .history import Outcome, run, shrink, transcript
 from .permanent.distribution import Distribution
 from .permanent.faults import KINDS
-from .plan import is_permanent, plan_of, plan_with_stranger
+from .plan import changes_members, is_permanent, plan_of, plan_with_stranger
 
 MIN_CHANGED = 0.30
 MIN_TRUNCATED = 0.10
@@ -80,6 +81,8 @@ class Report:
             "expiries",
             "installs",
             "changes",
+            "removals",
+            "recoveries",
         ):
             self.totals[name] += getattr(counts, name)
         if outcome.failure:
@@ -173,6 +176,9 @@ def main() -> int:
         help="only histories in which a minority has permanent faults; with KIND, faults of that kind",
     )
     parser.add_argument("--stranger", action="store_true", help="histories in which a stranger poses as a member")
+    parser.add_argument(
+        "--members", action="store_true", help="only histories in which an operator changes the members"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     arguments = parser.parse_args()
     if arguments.seed is not None:
@@ -182,6 +188,8 @@ def main() -> int:
         seeds = range(*map(int, arguments.seeds.split(":")))
     if arguments.permanent is not None:
         seeds = (seed for seed in seeds if is_permanent(seed, arguments.permanent))
+    if arguments.members:
+        seeds = (seed for seed in seeds if changes_members(seed))
     seeds = islice(seeds, arguments.histories)
     return run_all(seeds, arguments.jobs, stop_at_first=arguments.soak is not None, stranger=arguments.stranger)
 

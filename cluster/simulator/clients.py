@@ -37,8 +37,8 @@ class Order:
     Whether each answer follows from the order is checked by `machine.Model`.
     """
 
-    def __init__(self) -> None:
-        self._ended = 0
+    def __init__(self, ended: int = 0) -> None:
+        self._ended = ended
         """The highest index of all ended operations: a write at `index` takes effect in [index, index + 1)."""
 
     def began(self) -> int:

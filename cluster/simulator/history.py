@@ -16,6 +16,7 @@ from .clock import SECOND, START_CLOCK, Clocks, Schedule
 from .disks import Latency
 from .form import Form
 from .machine import Model
+from .membership.recovery import Recovery
 from .membership.rules import MemberChecks
 from .nemesis import Nemesis
 from .network import Link, Network
@@ -140,18 +141,13 @@ class History:
         Raises:
             Violation: a rule is broken. So do `InvariantBroken`, `ModelBroken` and any other error of the node's code.
         """
-        for fault in self.plan.faults:
-            self.schedule.at(fault.at, self.nemesis.strike, fault)
-        for node in self.nodes:
-            self.nemesis.start(node)
-        if self.plan.changes_members:
-            self.nemesis.members.begin()
-        for client in self.clients:
-            self.schedule.later(SECOND // 4, client.begin)
+        self._start()
         self._until(self.settings.chaos_us)
         counts = self.checks.counts
         if self.phase is not None:
             self._calm()
+        if self.plan.recovers:
+            self._recover()
         self.nemesis.heal()
         self._nominate(0)
         # A plan may leave too little time or work: continue until there was enough of both.
@@ -172,6 +168,36 @@ class History:
         for client in self.clients:
             client.want_last()
         self._settle()
+
+    def _start(self) -> None:
+        for fault in self.plan.faults:
+            self.schedule.at(fault.at, self.nemesis.strike, fault)
+        for node in self.nodes:
+            self.nemesis.start(node)
+        if self.plan.changes_members:
+            self.nemesis.members.begin()
+        for client in self.clients:
+            self.schedule.later(SECOND // 4, client.begin)
+
+    def _recover(self) -> None:
+        """Lose a majority, recover a survivor, and continue with other clients in its history."""
+        settings, former = self.settings, self.checks
+        recovery = Recovery(settings.seed, self.schedule, self.nemesis, self._until)
+        later = recovery.begin(former)
+        if later is None:
+            return
+        for client in self.clients:
+            client.stopped = True
+            client.under_way.clear()
+        self.checks, self.order, habits = later, Order(later.ends[-1]), settings.habits
+        numbers = range(len(self.clients), len(self.clients) + habits.clients)
+        self.clients = [
+            Client(str(number), self.schedule, self.nodes, later, self.order, habits, str(settings.seed))
+            for number in numbers
+        ]
+        for client in self.clients:
+            client.begin()
+        recovery.disturb(former, later)
 
     def _calm(self) -> None:
         """From now on only faulty nodes are slow."""

@@ -81,7 +81,7 @@ class Model:
     """The answers to the committed frames. At `max_sessions` the unnamed session idle longest is evicted."""
 
     def __init__(self, max_sessions: int = MAX_SESSIONS) -> None:
-        self._max_sessions = max_sessions
+        self.max_sessions = max_sessions
         self._tally = Tally()
         self._sessions: dict[int, _Session] = {}  # The one idle longest comes first.
         self._names: dict[str, int] = {}
@@ -109,6 +109,10 @@ class Model:
         return replies
 
     def _system(self, index: int, fields: Mapping[str, object]) -> list[Reply]:
+        if fields["type"] == "history":
+            self._sessions.clear()
+            self._names.clear()
+            self._fenced.clear()
         if fields["type"] != "open_session":
             return []
         found = fields.get("name")
@@ -122,7 +126,7 @@ class Model:
             session = _Session()
         else:
             session = self._sessions.pop(old)
-            self._fenced = [*self._fenced, old][-self._max_sessions :]
+            self._fenced = [*self._fenced, old][-self.max_sessions :]
         self._sessions[index] = session
         if name:
             self._names[name] = index
@@ -132,7 +136,7 @@ class Model:
 
     def _has_room(self) -> bool:
         """Whether one more session may be opened; evicts an idle one if necessary."""
-        if len(self._sessions) < self._max_sessions:
+        if len(self._sessions) < self.max_sessions:
             return True
         named = set(self._names.values())
         for session in self._sessions:

@@ -48,6 +48,12 @@ class Nemesis:
         for node in nodes:
             node.ended = self.ended
 
+    def use(self, checks: MemberChecks) -> None:
+        """From now on another history is checked."""
+        self.checks = checks
+        self.operator.use(checks)
+        self.members.use(checks)
+
     # Targets
 
     def _whom(self, role: str, kind: str) -> Node | None:

@@ -48,6 +48,7 @@ class End(Protocol):
     node_id: str
     disk_id: bytes
     life: int
+    history: bytes
     upstreams: "dict[int, Stream]"
     downstreams: "dict[int, Stream]"
 
@@ -281,7 +282,8 @@ class Network:
         if link.pipe is not None or not source.runs or source.life != source_life:
             return
         route = (source.node_id, target.node_id)
-        if not target.runs or route in self.cut or route[::-1] in self.cut:
+        of_one_history = source.history == target.history
+        if not target.runs or not of_one_history or route in self.cut or route[::-1] in self.cut:
             self._redial(link, REDIAL_US)
             return
         link.pipe = Pipe(self, *route)
@@ -325,7 +327,8 @@ class Network:
         leader = self.ends[action.leader_id]
         route, back = (follower.node_id, leader.node_id), (leader.node_id, follower.node_id)
         took = self.delay(route) + self.delay(back)
-        if not leader.runs or route in self.cut or back in self.cut:
+        is_refused = not leader.runs or leader.history != follower.history
+        if is_refused or route in self.cut or back in self.cut:
             closed = events.StreamClosed(action.stream_id)
             self.schedule.later(took + 20 * MILLISECOND, follower.run, follower.life, follower.step, closed)
             return
@@ -406,7 +409,7 @@ class Network:
             if follower.node_id in self.fetches_nothing:
                 self.schedule.later(GIVES_FETCH_UP_US, follower.run, follower.life, arrive, action, None)
                 return
-            if leader.runs and route not in self.cut and back not in self.cut:
+            if leader.runs and leader.history == follower.history and route not in self.cut and back not in self.cut:
                 data = leader.snapshot_part(action.index, number)
             took = self.delay(back) if data is not None else REDIAL_US
             self.schedule.later(took, follower.run, follower.life, arrive, action, data)

@@ -7,7 +7,7 @@ the others reach further.
 from dataclasses import dataclass, replace
 from random import Random
 
-from quire.log import MEMBERSHIP, IndexCachePolicy, LogOptions
+from quire.log import HISTORY, MEMBERSHIP, IndexCachePolicy, LogOptions
 from quire.replication.core import CoreOptions
 from quire.sm import MAX_SESSIONS
 
@@ -90,6 +90,8 @@ class Plan:
     """The permanent faults that follow these."""
     changes_members: bool = False
     """Whether an operator changes the members, and nodes whose disk is empty join."""
+    recovers: bool = False
+    """Whether a majority of the disks is lost in the end, and a survivor is recovered."""
 
     def without(self, faults: frozenset[int]) -> "Plan":
         """The same plan without the faults at these positions."""
@@ -249,11 +251,17 @@ def plan_of(seed: int) -> Plan:
     if members is not None:
         settings = _with_members(settings, members)
         faults += [Fault(*wished) for wished in members.wishes]
-    return Plan(settings, tuple(sorted(faults, key=lambda fault: fault.at)), permanent, members is not None)
+    return Plan(
+        settings,
+        tuple(sorted(faults, key=lambda fault: fault.at)),
+        permanent,
+        members is not None,
+        members is not None and members.recovers,
+    )
 
 
 def _with_members(settings: Settings, members: MemberPlan) -> Settings:
-    core = replace(settings.core, features=frozenset({MEMBERSHIP}), auto_replace_us=members.auto_replace_us)
+    core = replace(settings.core, features=frozenset({MEMBERSHIP, HISTORY}), auto_replace_us=members.auto_replace_us)
     return replace(settings, core=core, spares=members.spares, rates=settings.rates + members.rates)
 
 

@@ -223,7 +223,7 @@ class Shadow:
 
     def _note_members(self, held: Held, payload: bytes) -> None:
         value: Any = unpack(payload)
-        if value["type"] in ("genesis", "members"):
+        if value["type"] in ("genesis", "members", "history"):
             rows = value["members"]
             voters = frozenset((node_id, disk_id) for node_id, disk_id, _, role in rows if role == "voter")
             named = frozenset((node_id, disk_id) for node_id, disk_id, _, _ in rows)

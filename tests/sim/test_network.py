@@ -20,6 +20,7 @@ class Listener:
     node_id: str
     disk_id: bytes = bytes(16)
     life: int = 1
+    history: bytes = bytes(16)
     runs: bool = True
     upstreams: dict[int, Any] = field(default_factory=dict)
     downstreams: dict[int, Any] = field(default_factory=dict)

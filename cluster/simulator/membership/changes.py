@@ -43,7 +43,7 @@ class MemberChanges:
         self._checks = checks
         self._operator = operator
         self._start = start
-        self._joining = Joining(seed, schedule, network, nodes, start)
+        self.joining = Joining(seed, schedule, network, nodes, start)
         self._swapped: dict[str, Inserted] = {}
         """The present disks of nodes that were started with a former one."""
 
@@ -51,7 +51,25 @@ class MemberChanges:
         """Some spare nodes are started before anybody adds them: they wait."""
         for node in self._nodes:
             if not node.is_formatted and self._random.random() < 0.5:
-                self._schedule.later(self._random.randint(0, 3 * SECOND), self._joining.begin, node)
+                self._schedule.later(self._random.randint(0, 3 * SECOND), self.joining.begin, node)
+
+    @property
+    def is_swapped(self) -> bool:
+        """Whether a node runs with a former disk."""
+        return bool(self._swapped)
+
+    def use(self, checks: MemberChecks) -> None:
+        """From now on another history is checked."""
+        self._checks = checks
+
+    def rejoin(self, names: tuple[str, ...]) -> None:
+        """The others join a node that was recovered."""
+        self._add(names, Role.JOINING)
+
+    def wait_again(self, node: Node) -> None:
+        """Let a node with an empty disk wait for a genesis, if it has one."""
+        if not node.is_formatted:
+            self.joining.begin(node)
 
     def strike(self, kind: str, whom: Sequence[str], value: object) -> None:
         """Carry out a wish of the plan."""
@@ -89,7 +107,7 @@ class MemberChanges:
             if node.has_left:
                 self._empty(node)
             if not node.is_formatted:
-                self._schedule.later(self._random.randint(0, STARTS_WITHIN_US), self._joining.begin, node)
+                self._schedule.later(self._random.randint(0, STARTS_WITHIN_US), self.joining.begin, node)
         self._operator.add(names, role)
 
     def _empty(self, node: Node) -> None:
@@ -106,7 +124,7 @@ class MemberChanges:
         row = state.members.of_node(node.node_id) if state is not None else None
         is_replaced = bool(node.form.core.auto_replace_us and state and MEMBERSHIP in state.features)
         node.insert_disk()
-        self._joining.begin(node)
+        self.joining.begin(node)
         if not is_replaced or row is None or row.role is not Role.VOTER:
             self._operator.promote(node.node_id)
 
@@ -146,6 +164,7 @@ class MemberChanges:
     def left(self, node: Node, index: int) -> None:
         """Handle the end of a node that was removed."""
         self._checks.left(node, index)
+        self._checks.counts.removals += 1
         node.die(keep=None)
         node.has_left = True
         if node.node_id in self._swapped:
@@ -187,7 +206,7 @@ class MemberChanges:
         if node.has_left:
             self._empty(node)
         if not node.is_formatted:
-            self._joining.begin(node)
+            self.joining.begin(node)
 
     def settled(self, leader: Node) -> list[Node] | None:
         """The nodes that belong to the cluster; None while a change is under way, or a removed node runs."""

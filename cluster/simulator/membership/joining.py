@@ -25,19 +25,23 @@ class Joining:
         self._network = network
         self._nodes = nodes
         self._start = start
+        self.initial: list[str] = []
+        """None: with `--join` there are no initial members."""
         self._waiting: dict[bytes, Formation] = {}
 
     def begin(self, node: Node) -> None:
         """Start a node whose disk is empty."""
-        if not node.is_formatted and node.disk_id not in self._waiting:
-            me = Identity(node.node_id, node.disk_id, 0)
-            self._waiting[node.disk_id] = Formation(me, f"{node.node_id}:1", [])
-            self._ask(node, node.disk_id)
+        if node.is_formatted or node.disk_id in self._waiting:
+            return
+        me = Identity(node.node_id, node.disk_id, 0)
+        self._waiting[node.disk_id] = Formation(me, f"{node.node_id}:1", self.initial)
+        self._ask(node, node.disk_id)
 
     def _ask(self, node: Node, disk_id: bytes) -> None:
         """Form, if the shipped code says so; else ask another node for the genesis, again and again."""
         formation = self._waiting[disk_id]
         if node.disk_id != disk_id or node.is_formatted:
+            del self._waiting[disk_id]
             return
         if (formed := formation.members()) is not None:
             raise Violation("rule 0: a node with --join never forms", node.node_id, formed)
@@ -47,6 +51,7 @@ class Joining:
             formation.linked(peer.node_id, peer.disk_id, f"{peer.node_id}:1", formatted=peer.is_formatted)
             if peer.runs and self._is_offered(node, peer, formation):
                 del self._waiting[disk_id]
+                node.history = peer.history
                 node.format()
                 self._start(node)
                 return
@@ -61,5 +66,5 @@ class Joining:
     def _is_offered(node: Node, peer: Node, formation: Formation) -> bool:
         """Whether a peer sends its genesis, and the node takes it."""
         core, members = peer.running.core, peer.form.members
-        is_named = core.members.of_node(node.node_id) is not None
+        is_named = core.members.of_node(node.node_id) is not None and peer.checks is node.checks
         return is_named and formation.accepts(Members(members.members), committed=core.commit_index > 0)

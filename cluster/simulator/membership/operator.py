@@ -65,6 +65,10 @@ class Operator:
         for node in nodes:
             node.changed = self._changed
 
+    def use(self, checks: Checks) -> None:
+        """From now on another history is checked."""
+        self._checks = checks
+
     @property
     def is_idle(self) -> bool:
         """Whether nothing is wanted."""
@@ -90,7 +94,7 @@ class Operator:
     @property
     def leader(self) -> Node | None:
         """A node that believes it leads."""
-        return next((node for node in self._nodes if node.leads), None)
+        return next((node for node in self._nodes if node.leads and node.checks is self._checks), None)
 
     def _ask(self, wish: Wish) -> None:
         wish.ask_id = next(self._asks)

@@ -1,10 +1,16 @@
 """The rules about members that change (rule 15), checked from what the disks hold."""
 
-from quire.log import MEMBERSHIP
+from collections.abc import Iterable
+
+from quire.cluster.data_dir.recovery import RecoveryPlan
+from quire.log import MEMBERSHIP, Frame
 from quire.replication.core import events
 from quire.replication.core.messages import HeartbeatEcho, PreVoteAnswer, VoteAnswer
+from quire.sm import Applied
 
 from ..checks import Checks, Violation
+from ..form import Form
+from ..machine import Model
 from ..observed import ObservedNode
 from ..shadow import Named
 
@@ -14,16 +20,38 @@ ANSWERS = HeartbeatEcho | PreVoteAnswer | VoteAnswer
 class MemberChecks(Checks):
     """The checks of a history, and those of its members."""
 
+    def __init__(self, nodes: Iterable[ObservedNode], form: Form, trace: list[str], model: Model) -> None:
+        super().__init__(nodes, form, trace, model)
+        self._frames: list[Frame] = []
+
+    def applied(self, node: ObservedNode, frame: Frame, applied: Applied, digest: bytes) -> None:
+        """Check a frame that a node applied; keep it for the checks of a later history."""
+        if self.of(node).applied_place + 1 == len(self.digests):
+            self._frames.append(frame)
+        super().applied(node, frame, applied, digest)
+
     def stepped(self, node: ObservedNode, event: events.Event | events.AppendResult) -> None:
         """Check a node after a step of its core; who has no vote must not have ended its leadership."""
         led = self.of(node).leading
         super().stepped(node, event)
+        # A leader's tick may append a record of members, which counts from the step that follows.
+        if isinstance(event, events.AppendResult | events.Truncated | events.Installed) or (
+            isinstance(event, events.Tick) and led is None
+        ):
+            self._members(node)
         if led is None or node.running.core.leading_promise is not None or not isinstance(event, events.Received):
             return
         if isinstance(event.message, ANSWERS) and event.message.held_epoch > led.epoch:
             voters = node.shadow.members_below(node.shadow.end).voters
             if (event.node_id, event.disk_id) not in voters:
                 raise Violation("rule 15: who has no vote deposes nobody", node.node_id, event, sorted(voters))
+
+    def _members(self, node: ObservedNode) -> None:
+        """Rule 15: the last record of members in the log counts, from its append until it is truncated."""
+        known = frozenset((voter.node_id, voter.disk_id) for voter in node.running.core.members.voters())
+        named = node.shadow.members_below(node.shadow.end)
+        if known != named.voters:
+            raise Violation("rule 15: the members are those in the log", node.node_id, sorted(known), named)
 
     def members_changed(self, node: ObservedNode, named: Named) -> None:
         """Check a record of members where it stands for the first time: on the leader that appends it."""
@@ -38,6 +66,38 @@ class MemberChecks(Checks):
         gone = {(node_id, disk) for node_id, disk in before.rows - named.rows if any(disk)}
         if MEMBERSHIP in node.running.core.state.features and not gone <= named.removed:
             raise Violation("rule 15: a disk without a row was removed", node.node_id, sorted(gone), named)
+
+    def begin_history(self, node: ObservedNode, plan: RecoveryPlan) -> "MemberChecks":
+        """The checks of the history that a survivor begins: all its records count, none of another node does.
+
+        Raises:
+            Violation: a record below its end is lost that was acknowledged before its last epoch, or that it knew.
+        """
+        node.shadow.read_all()
+        node.shadow.truncated = None
+        frames = node.shadow.frames
+        ended = next((at for at, held in enumerate(frames) if held.first >= plan.end), len(frames))
+        if ended == len(frames) or frames[-1].epoch != plan.epoch:
+            raise Violation("a recovery appends a history record", node.node_id, frames[-1], plan.end)
+        pairs = zip(frames[:ended], self.committed, strict=False)
+        common = next((at for at, (a, b) in enumerate(pairs) if a != b), min(ended, len(self.committed)))
+        for held, epoch in list(zip(self.committed, self.epochs, strict=True))[common:]:
+            is_known = held.end <= plan.commit_index or epoch <= frames[ended - 1].epoch
+            if held.end <= plan.end and is_known:
+                raise Violation("what was acknowledged below the survivor's end stays", node.node_id, held, epoch)
+        model, applied = Model(self.model.max_sessions), min(common, len(self.digests))
+        model.never |= self.model.never
+        for frame in self._frames[:applied]:
+            model.apply(frame)
+        later = MemberChecks(self.nodes, self._form, self._trace, model)
+        later._reached, later._latest = self._reached, self._latest
+        later.counts, later.digests = self.counts, self.digests[:applied]
+        later._frames = self._frames[:applied]
+        later.committed, later.ends = list(frames), [held.end for held in frames]
+        later.epochs = self.epochs[:common] + [plan.epoch] * (len(frames) - common)
+        known_to = self.ends[applied - 1] if applied else 0
+        later.snapshots = {index: sha256 for index, sha256 in self.snapshots.items() if index <= known_to}
+        return later
 
     def left(self, node: ObservedNode, index: int) -> None:
         """Check a node that stopped because it was removed: that is committed."""

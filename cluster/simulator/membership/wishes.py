@@ -19,6 +19,7 @@ MOST_SPARES = 3
 AWAY = "away"
 """Value of a wish: the node is cut off at that time, and promises another candidate meanwhile."""
 OFTEN_AWAY = 0.4
+OFTEN_RECOVERED = 0.2
 
 Value = str | int | float | bool
 
@@ -40,6 +41,8 @@ class MemberPlan(NamedTuple):
     rates: tuple[float, ...]
     """The rates of the spare nodes' clocks."""
     wishes: tuple[Wished, ...]
+    recovers: bool
+    """Whether a majority of the disks is lost in the end, and a survivor is recovered."""
 
 
 def member_plan_of(seed: int, node_ids: list[str], chaos_us: int) -> MemberPlan | None:
@@ -65,7 +68,8 @@ def member_plan_of(seed: int, node_ids: list[str], chaos_us: int) -> MemberPlan 
     if auto_replace_us:
         wishes.append(Wished(random.randint(EARLIEST_US, chaos_us // 2), "wipe", (random.choice(node_ids),)))
     rates = tuple(random.uniform(0.98, 1.02) for _ in spare_ids)
-    return MemberPlan(spares, auto_replace_us, rates, tuple(wishes))
+    recovers = Random(f"{seed}/recovery").random() < OFTEN_RECOVERED
+    return MemberPlan(spares, auto_replace_us, rates, tuple(wishes), recovers)
 
 
 def _addition(random: Random, spare_ids: list[str], at: int) -> Wished:

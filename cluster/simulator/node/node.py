@@ -64,6 +64,8 @@ class Node:
         self.ended: Callable[[Node, str], None] = lambda *_: None
         self.changed: Callable[[int, Outcome], None] = lambda *_: None
         self.checks: Checks
+        self.history = form.cluster_id
+        """The id of its log's history: nodes of unequal ones refuse each other."""
         self.disks = 0
         self.has_left = False
         """It was removed, knows it, and has stopped; its disk is as it was."""
