@@ -116,7 +116,6 @@ class Checks:
         self._changes: set[int] = {named.crc32c for named in form.named.values()}
         """The records of members that were checked."""
         self._reached = Reached()
-        self._latest = 0
         self._trace = trace
 
     def of(self, node: ObservedNode) -> Seen:
@@ -307,14 +306,9 @@ class Checks:
         process, reached = node.running, self._reached
         reached.note(node.node_id, node.clocks.clock())
         if isinstance(event, events.AppendResult) and not event.stream_id and event.is_made:
-            # Other voters may have a lower time, but no timestamp is lower than the one before.
-            tail = process.log.tail
-            before = node.shadow.members_below(tail.index - 1).voters  # The append may have changed them.
-            times = (
-                reached.time(name for name, _ in before),
-                reached.time(m.node_id for m in process.core.members.voters()),
-            )
-            time = self._latest = max(self._latest, *times)
+            before = node.shadow.members_below(process.log.tail.index - 1)  # The append may have changed them.
+            reached.time(node_id for node_id, _ in before.voters)
+            time = reached.time(voter.node_id for voter in process.core.members.voters())
             if process.log.tail.timestamp > time + self._form.core.election_timeout_us:
                 raise Violation("rule 5: a timestamp is a majority's time", node.node_id, process.log.tail, time)
 

@@ -34,10 +34,7 @@ class MemberChecks(Checks):
         """Check a node after a step of its core; who has no vote must not have ended its leadership."""
         led = self.of(node).leading
         super().stepped(node, event)
-        # A leader's tick may append a record of members, which counts from the step that follows.
-        if isinstance(event, events.AppendResult | events.Truncated | events.Installed) or (
-            isinstance(event, events.Tick) and led is None
-        ):
+        if self._is_at_rest(node, event, led=led is not None):
             self._members(node)
         if led is None or node.running.core.leading_promise is not None or not isinstance(event, events.Received):
             return
@@ -45,6 +42,19 @@ class MemberChecks(Checks):
             voters = node.shadow.members_below(node.shadow.end).voters
             if (event.node_id, event.disk_id) not in voters:
                 raise Violation("rule 15: who has no vote deposes nobody", node.node_id, event, sorted(voters))
+
+    @staticmethod
+    def _is_at_rest(node: ObservedNode, event: events.Event | events.AppendResult, *, led: bool) -> bool:
+        """Whether the step appended nothing: a record of members counts from the step that follows."""
+        match event:
+            case events.AppendResult():
+                return True
+            case events.Truncated() | events.Installed():
+                return event.index == node.running.log.tail.index
+            case events.Tick():
+                return not led
+            case _:
+                return False
 
     def _members(self, node: ObservedNode) -> None:
         """Rule 15: the last record of members in the log counts, from its append until it is truncated."""
@@ -90,7 +100,7 @@ class MemberChecks(Checks):
         for frame in self._frames[:applied]:
             model.apply(frame)
         later = MemberChecks(self.nodes, self._form, self._trace, model)
-        later._reached, later._latest = self._reached, self._latest
+        later._reached = self._reached
         later.counts, later.digests = self.counts, self.digests[:applied]
         later._frames = self._frames[:applied]
         later.committed, later.ends = list(frames), [held.end for held in frames]
