@@ -7,11 +7,11 @@ no node of the new history links to them.
 from collections.abc import Callable
 from random import Random
 
-from quire.cluster.data_dir.identity import DataDirRefused, NodeIdentity, read_identity, write_identity
-from quire.cluster.data_dir.recovery import RecoveryPlan, make_plan, read_plan, recover
-from quire.cluster.data_dir.survivor import inspect
 from quire.log.simulated import faulty
 
+from ...data_dir.identity import DataDirRefused, NodeIdentity, read_identity, write_identity
+from ...data_dir.recovery import RecoveryPlan, make_plan, read_plan, recover
+from ...data_dir.survivor import inspect
 from ..checks import Violation
 from ..clock import MILLISECOND, SECOND, Schedule
 from ..machine import Tally

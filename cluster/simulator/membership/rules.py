@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from quire.cluster.data_dir.recovery import RecoveryPlan
 from quire.log import MEMBERSHIP, Frame
 from quire.replication.core import events
 from quire.replication.core.messages import HeartbeatEcho, PreVoteAnswer, VoteAnswer
 from quire.sm import Applied
 
+from ...data_dir.recovery import RecoveryPlan
 from ..checks import Checks, Violation
 from ..form import Form
 from ..machine import Model
@@ -90,12 +90,12 @@ class MemberChecks(Checks):
         if ended == len(frames) or frames[-1].epoch != plan.epoch:
             raise Violation("a recovery appends a history record", node.node_id, frames[-1], plan.end)
         pairs = zip(frames[:ended], self.committed, strict=False)
-        common = next((at for at, (a, b) in enumerate(pairs) if a != b), min(ended, len(self.committed)))
-        for held, epoch in list(zip(self.committed, self.epochs, strict=True))[common:]:
+        shared = next((at for at, (a, b) in enumerate(pairs) if a != b), min(ended, len(self.committed)))
+        for held, epoch in list(zip(self.committed, self.epochs, strict=True))[shared:]:
             is_known = held.end <= plan.commit_index or epoch <= frames[ended - 1].epoch
             if held.end <= plan.end and is_known:
                 raise Violation("what was acknowledged below the survivor's end stays", node.node_id, held, epoch)
-        model, applied = Model(self.model.max_sessions), min(common, len(self.digests))
+        model, applied = Model(self.model.max_sessions), min(shared, len(self.digests))
         model.never |= self.model.never
         for frame in self._frames[:applied]:
             model.apply(frame)
@@ -104,7 +104,7 @@ class MemberChecks(Checks):
         later.counts, later.digests = self.counts, self.digests[:applied]
         later._frames = self._frames[:applied]
         later.committed, later.ends = list(frames), [held.end for held in frames]
-        later.epochs = self.epochs[:common] + [plan.epoch] * (len(frames) - common)
+        later.epochs = self.epochs[:shared] + [plan.epoch] * (len(frames) - shared)
         known_to = self.ends[applied - 1] if applied else 0
         later.snapshots = {index: sha256 for index, sha256 in self.snapshots.items() if index <= known_to}
         return later
