@@ -96,7 +96,7 @@ def node_status(node: NodeView) -> dict[str, Any]:
     return document
 
 
-def _leadership(node: NodeView) -> dict[str, Any]:
+def _leadership(node: NodeView) -> dict[str, object]:
     leadership = node.leadership
     return {
         "role": leadership.role.role,
