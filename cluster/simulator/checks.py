@@ -485,6 +485,7 @@ class Checks:
 
         `epoch` is that of the stream's promise; `leader_id` is empty if the leader's process has ended.
         """
+        self.looked(node)  # A segment may have expired since the last step.
         on_disk, promised = self._promise_on_disk(node), self.of(node).promised_epoch
         if not on_disk.epoch == promised == epoch:
             raise Violation("rule 2: an ack under its leader's promise alone", node.node_id, on_disk, promised, epoch)

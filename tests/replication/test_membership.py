@@ -191,6 +191,33 @@ def test_a_removed_disk_is_not_taken_back_and_another_one_is() -> None:
     world.run_until(lambda: leader.state.members.is_voter("n3", node.disk_id))
 
 
+def test_a_node_that_lost_its_disk_and_is_removed_leaves_with_the_new_one() -> None:
+    world = led("n1", "n2", "n3")
+    leader, node = world["n1"], world["n3"]
+    old = node.disk_id
+    node.crash()
+    node.wipe()
+    node.start()
+    world.run_for(2)
+    assert isinstance(outcome(world, leader, Remove("n3")), Changed)
+    world.run_until(lambda: node.removed_at is not None)
+    assert {gone.disk_id for gone in leader.state.members.removed} == {old, node.disk_id}
+
+
+def test_a_node_that_loses_its_disk_while_it_joins_goes_on_with_the_next() -> None:
+    world = led("n1", spare=("n2", "n3"))
+    leader, node = world["n1"], world["n2"]
+    world["n3"].crash()
+    outcome(world, leader, joining("n2", "n3"))
+    world.run_until(lambda: leader.state.members.names("n2", node.disk_id))
+    node.crash()
+    node.wipe()
+    node.start()
+    world.run_until(lambda: leader.state.members.names("n2", node.disk_id))
+    world["n3"].start()
+    world.run_until(lambda: set(roles(leader).values()) == {"voter"})
+
+
 def test_no_leader_removes_or_demotes_itself_and_the_last_voter_stays() -> None:
     world = led("n1", "n2")
     leader = world["n1"]

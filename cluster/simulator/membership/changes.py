@@ -137,8 +137,7 @@ class MemberChanges:
     def _is_safe_without(self, node: Node) -> bool:
         disks = {(other.node_id, other.disk_id) for other in self._nodes if other is not node}
         views = [one.shadow.members_below(one.shadow.end).voters for one in self._nodes if one.is_formatted]
-        lost = any(voter not in disks for voters in views for voter in voters if voter[0] != node.node_id)
-        return not lost or all(len(voters & disks) > len(voters) // 2 for voters in views)
+        return all(len(voters & disks) > len(voters) // 2 for voters in views)
 
     # Leaving
 

@@ -263,9 +263,11 @@ def next_step(context: ChangeContext) -> Members | None:
     if context.lacking is not None or _not_now(context) is not None:
         return None
     members = context.members
-    found = {m.node_id: disk for m in members.members if (disk := _disk_found(context, m)) is not None}
+    found = [(m, disk) for m in members.members if (disk := _disk_found(context, m)) is not None]
     if found:
-        return _with(members, *(replace(m, disk_id=found.get(m.node_id, m.disk_id)) for m in members.members))
+        for member, _ in found:
+            members = _noted(members, member, context.record_index)
+        return _with(members, *(replace(member, disk_id=disk) for member, disk in found))
     joining = [member for member in members.members if member.role is Role.JOINING]
     if not joining or not all(_is_level(context, member) for member in joining):
         return None
@@ -295,9 +297,12 @@ def _not_now(context: ChangeContext) -> NotServing | ChangeUnderWay | TransferUn
 
 
 def _disk_found(context: ChangeContext, member: Member) -> bytes | None:
-    """The disk with which a node has connected whose row has none. One that was removed is not taken back."""
+    """The disk with which a node without a vote has connected, if its row has none, or one that it lost since.
+
+    A disk that was removed is not taken back.
+    """
     disk_id = context.disks.get(member.node_id)
-    if member.disk_id != NO_DISK or disk_id is None:
+    if member.role is Role.VOTER or disk_id in (None, member.disk_id):
         return None
     return disk_id if context.members.removal_of(member.node_id, disk_id) is None else None
 
@@ -356,7 +361,10 @@ def _removed(context: ChangeContext, node_id: str) -> Members | Unchanged | Refu
         return Unchanged() if known else NoMember(tuple(member.node_id for member in members.members))
     if (refused := _voteless(context, row)) is not None:
         return refused
-    return _admissible(_without(_noted(members, row, context.record_index), row), context)
+    present = replace(row, disk_id=context.disks.get(node_id, row.disk_id))  # It may have lost the disk of its row.
+    for gone in {row.disk_id: row, present.disk_id: present}.values():
+        members = _noted(members, gone, context.record_index)
+    return _admissible(_without(members, row), context)
 
 
 def _demoted(context: ChangeContext, node_id: str) -> Members | Unchanged | Refused:
