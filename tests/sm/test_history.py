@@ -45,6 +45,16 @@ def test_a_history_record_is_kept_with_its_members_and_removed_disks() -> None:
     assert applier.boundary.removed == []
 
 
+def test_a_record_of_features_may_stand_between_the_end_and_the_next_history() -> None:
+    frames, applier = Frames(), Applier(ArithmeticMachine())
+    applier.apply(frames.system({"type": "members", "members": MEMBERS}))
+    applier.apply(frames.system({"type": "features", "names": []}))
+
+    applier.apply(frames.system(record(2, **{"from": [FIRST, 1]})))
+
+    assert (applier.boundary.history, applier.boundary.history_index) == (SECOND, 2)
+
+
 def test_no_session_survives_a_history_record_and_its_commands_do_not_execute() -> None:
     frames = Frames()
     applier = applier_with_sessions(frames)
