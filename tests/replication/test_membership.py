@@ -11,6 +11,7 @@ from quire.replication.core.membership.changing import (
     Add,
     AddressTaken,
     AlreadyMember,
+    ChangeContext,
     Changed,
     ChangeUnderWay,
     Demote,
@@ -18,12 +19,14 @@ from quire.replication.core.membership.changing import (
     LastVoter,
     Move,
     NoMember,
+    NotFollowing,
     OwnRow,
     Promote,
     Remove,
     Unchanged,
     Unheard,
     Wanted,
+    next_change,
 )
 from quire.replication.core.messages import HeartbeatEcho, Promise, Removal
 from tests.replication.world import SimNode, World, disk_id
@@ -406,3 +409,24 @@ def test_only_the_newest_removed_disks_are_kept() -> None:
     assert isinstance(outcome(world, leader, Remove("n2")), Changed)
     assert len(leader.state.members.removed) == MAX_REMOVED
     assert leader.state.members.removed[-1].node_id == "n2"
+
+
+@pytest.mark.parametrize("rows", [(), (Member("n2", NO_DISK, "n2:1", Role.JOINING),)])
+def test_a_removed_disk_that_is_still_connected_is_not_promoted(rows: tuple[Member, ...]) -> None:
+    one = Member("n1", disk_id("n1"), "n1:1", Role.VOTER)
+    context = ChangeContext(
+        me="n1",
+        serving=True,
+        start_index=1,
+        commit_index=10,
+        record_index=10,
+        members=Members((one, *rows), (Removed("n2", disk_id("n2"), 5),)),
+        members_index=9,
+        transferring_to=None,
+        disks={"n1": one.disk_id, "n2": disk_id("n2")},
+        lag_of=lambda *_: 0,
+        promotable_bytes=1,
+        is_heard=lambda _: True,
+        lacking=None,
+    )
+    assert next_change(context, Promote("n2", "n2:1")) == NotFollowing()

@@ -321,6 +321,8 @@ def _promoted(context: ChangeContext, node_id: str, address: str) -> Members | U
         return NotConnected(tuple(sorted(context.disks.keys() - {context.me})))
     if members.is_voter(node_id, disk_id):
         return Unchanged()
+    if members.removal_of(node_id, disk_id) is not None:
+        return NotFollowing()  # It is told that it was removed.
     lag_bytes = context.lag_of(node_id, disk_id)
     if lag_bytes is None:
         return NotFollowing()
@@ -334,8 +336,6 @@ def _promoted(context: ChangeContext, node_id: str, address: str) -> Members | U
         return _admissible(_with(members, row), context)
     if context.lacking is not None:  # A member of an earlier version knows neither the role nor the removed.
         return _admissible(_without(members, old), context)
-    if members.removal_of(node_id, disk_id) is not None:
-        return NotFollowing()  # It is told that it was removed.
     joining = replace(old, disk_id=disk_id, role=Role.JOINING)
     return _admissible(_with(_noted(members, old, context.record_index), joining), context)
 
