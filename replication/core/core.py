@@ -254,7 +254,7 @@ class Core:
             case HeartbeatEcho():
                 self._echoed(sender, event.disk_id, message)
             case Removal():
-                self._departures.told(message)
+                self._departures.told(sender, event.disk_id, message)
             case PreVote():
                 # The answer promises nothing, so anyone may ask.
                 self.candidate.rivals.heard(sender, event.disk_id, message)

@@ -58,6 +58,7 @@ class Book:
     def forget(self, node_id: str) -> None:
         """The peer is dialled no longer."""
         self._told.pop(node_id, None)
+        self._directories.pop(node_id, None)
 
     @property
     def _ahead(self) -> dict[str, str]:

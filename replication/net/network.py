@@ -350,14 +350,14 @@ class Network:
         match message:
             case PositionReport() | LagReport():
                 self._on_report(peer.node_id, message)
-            case Directory():
+            case Directory() if peer.node_id in self.book.peers():
                 self.book.learnt(peer.node_id, message.index, believed(self.trust, message))
                 self.follow_book()
             case Removal(index) if not self.trust.proves:
                 self._removal_claimed(peer.node_id, index)
             case ControlMessage(data):
                 self._peers.control_received(peer, data)
-            case GenesisOffer() | Probe() | ProbeEcho():
+            case GenesisOffer() | Directory() | Probe() | ProbeEcho():
                 pass  # This node has a genesis; the link server handles probes.
             case _:
                 core_message: CoreMessage = message

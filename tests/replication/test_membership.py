@@ -105,6 +105,18 @@ def test_any_leader_goes_on_with_what_another_began() -> None:
     world.run_until(lambda: world["n2"].leads and roles(world["n2"]).get("n4") == "voter")
 
 
+def test_a_replaced_disk_waits_for_no_node_that_never_comes_and_is_replaced_beside_it() -> None:
+    options = CoreOptions(features=FEATURES, auto_replace_us=MINUTE_US)
+    world = led("n1", "n2", "n3", options=options)
+    leader, node = world["n1"], world["n3"]
+    outcome(world, leader, joining("n9"))
+    node.crash()
+    node.wipe()
+    node.start()
+    world.run_until(lambda: leader.state.members.is_voter("n3", node.disk_id), within_s=120)
+    assert roles(leader)["n9"] == "joining"
+
+
 def test_an_observer_that_is_added_gets_its_disk_and_stays_an_observer() -> None:
     world = led("n1", spare=("n2",))
     leader = world["n1"]
@@ -172,6 +184,8 @@ def test_a_removed_node_that_nobody_tells_deposes_nobody() -> None:
 def test_a_notice_of_removal_counts_unless_this_log_knows_better() -> None:
     world = led("n1", "n2", "n3")
     node = world["n2"]
+    node.step(events.Received("n7", disk_id("n7"), Removal(99)))
+    assert node.removed_at is None, "n7 is no member"
     node.step(events.Received("n1", disk_id("n1"), Removal(0)))
     assert node.removed_at is None, "a record at or above that index names it as a member"
     node.step(events.Received("n1", disk_id("n1"), Removal(99)))

@@ -50,7 +50,7 @@ def test_a_record_of_features_may_stand_between_the_end_and_the_next_history() -
     applier.apply(frames.system({"type": "members", "members": MEMBERS}))
     applier.apply(frames.system({"type": "features", "names": []}))
 
-    applier.apply(frames.system(record(2, **{"from": [FIRST, 1]})))
+    applier.apply(frames.system({**record(2), "from": [FIRST, 1]}))
 
     assert (applier.boundary.history, applier.boundary.history_index) == (SECOND, 2)
 

@@ -45,14 +45,17 @@ def members_document(node: NodeView, statuses: Mapping[str, Mapping[str, object]
         }
         for member in sorted((*members.members, *others), key=lambda member: (member.node_id, member.role))
     ]
-    heard = sum((voter.node_id, voter.disk_id) in leader.heard for voter in members.voters())
+    follow = {stream.node_id for stream in leader.streams if not stream.held_for} | {node.config.node}
+    useful = sum(
+        (voter.node_id, voter.disk_id) in leader.heard and voter.node_id in follow for voter in members.voters()
+    )
     return {
         "leader": node.config.node,
         "epoch": node.leadership.role.epoch,
         "members_index": status.members_index,
         "commit_index": status.commit_index,
         "change": (status.members_index or 0) >= status.commit_index,
-        "may_fail": max(0, heard - members.majority()),
+        "may_fail": max(0, useful - members.majority()),
         "members": rows,
         "removed": [
             {"node_id": gone.node_id, "disk_id": gone.disk_id.hex(), "index": gone.index} for gone in members.removed

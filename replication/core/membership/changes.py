@@ -16,7 +16,7 @@ from quire.log import MEMBERSHIP
 
 from .. import actions, events
 from ..downstreams import Downstreams
-from ..members import NO_DISK, Member, Members, Role
+from ..members import Member, Members, Role
 from ..messages import Promise
 from ..state import State
 from .changing import (
@@ -106,13 +106,14 @@ class Changes:
         self._note_unheard()
         if self._change is not None or state.now < self._paused_until:
             return
-        unsettled = any(m.disk_id == NO_DISK or m.role is Role.JOINING for m in state.members.members)
-        if unsettled:
+        if any(m.role is not Role.VOTER for m in state.members.members):
             context = self._context()
-            joining = [m.node_id for m in state.members.members if m.role is Role.JOINING]
-            if not any(map(self._lacking, joining)) and (members := next_step(context)) is not None:
+            behind = [node_id for node_id in context.disks if self._lacking(node_id)]  # They will be disconnected.
+            disks = {node_id: disk for node_id, disk in context.disks.items() if node_id not in behind}
+            if (members := next_step(context._replace(disks=disks))) is not None:
                 self._append(NO_ASK, members)
-        elif state.options.auto_replace_us:
+                return
+        if state.options.auto_replace_us:
             self._replace_lost_disk()
 
     def _note_unheard(self) -> None:

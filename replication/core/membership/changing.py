@@ -265,13 +265,15 @@ def next_step(context: ChangeContext) -> Members | None:
     members = context.members
     found = [(m, disk) for m in members.members if (disk := _disk_found(context, m)) is not None]
     if found:
-        for member, _ in found:
-            members = _noted(members, member, context.record_index)
         return _with(members, *(replace(member, disk_id=disk) for member, disk in found))
     joining = [member for member in members.members if member.role is Role.JOINING]
-    if not joining or not all(_is_level(context, member) for member in joining):
+    level = [member for member in joining if _is_level(context, member)]
+    if len(level) < len(joining):  # A node that had a vote already waits for nobody.
+        had_vote = {gone.node_id for gone in members.removed}
+        level = [member for member in level if member.node_id in had_vote]
+    if not level:
         return None
-    after = _admissible(_with(members, replace(joining[0], role=Role.VOTER)), context)
+    after = _admissible(_with(members, replace(level[0], role=Role.VOTER)), context)
     return after if isinstance(after, Members) else None
 
 

@@ -35,9 +35,16 @@ class Departures:
     def _is_committed(self) -> bool:
         return self._state.commit_index > (self._state.log.members_index or 0)
 
-    def told(self, message: Removal) -> None:
-        """A peer says that this disk was removed. A later record here that names it as a member knows better."""
+    def told(self, sender: str, disk_id: bytes, message: Removal) -> None:
+        """A peer says that this disk was removed. A later record here that names it as a member knows better.
+
+        A peer that is no member of this log is believed only if no other voter of it is connected: then this node may
+        have been away since all of them were replaced.
+        """
         state, me = self._state, self._state.me
+        connected = any(state.is_linked(voter) for voter in state.members.voters())
+        if connected and not state.members.names(sender, disk_id):
+            return
         is_newer = message.index > (state.log.members_index or 0)
         if is_newer or state.members.removal_of(me.node_id, me.disk_id) is not None:
             self._leave(message.index)
