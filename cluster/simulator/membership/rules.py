@@ -73,7 +73,8 @@ class MemberChecks(Checks):
             raise Violation("rule 15: a removed disk is not taken back", node.node_id, sorted(again), named)
         if lost := before.removed - named.removed:
             raise Violation("rule 15: a removed disk is remembered", node.node_id, sorted(lost), named)
-        gone = {(node_id, disk) for node_id, disk in before.rows - named.rows if any(disk)}
+        left = {node_id for node_id, _ in named.rows}  # Who has no vote may return with another disk.
+        gone = {row for row in before.rows - named.rows if any(row[1]) and (row in before.voters or row[0] not in left)}
         if MEMBERSHIP in node.running.core.state.features and not gone <= named.removed:
             raise Violation("rule 15: a disk without a row was removed", node.node_id, sorted(gone), named)
 
