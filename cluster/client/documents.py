@@ -286,6 +286,7 @@ class Status(TypedDict):
     link_failures: dict[str, str]
     alarms: list[str]
     cluster_id: str
+    history: str
     limits: dict[str, int]
     disk_id: str
     lowest_index: int

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,6 +16,7 @@ from quire.log.simulated import Disk
 from quire.replication.core import actions, events
 from quire.replication.net.snapshots import SnapshotFetch, SnapshotRefused
 from quire.sm import (
+    Applier,
     ArithmeticMachine,
     Boundary,
     Manifest,
@@ -101,7 +103,9 @@ class Follower:
         monkeypatch.setattr(module, "AGAIN_AFTER_S", 0.0)
         store = SnapshotStore.open(self.disk.directory(), OWNER)
         dial = cast("Any", (None, None, None))
-        after, step = cast("Any", None), self.told.step
+        machine, sessions = ArithmeticMachine(), Sessions()
+        after = cast("Any", SimpleNamespace(applying=SimpleNamespace(applier=Applier(machine, sessions=sessions))))
+        step = self.told.step
         self.installing = Installing(
             store, step, ArithmeticMachine, Sessions, dial, lambda _: "n1:1", after, self.faults.append
         )
