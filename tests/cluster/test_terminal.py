@@ -169,8 +169,19 @@ STATUS = {
     "machine": {"name": HOSTILE},
     "cluster_id": HOSTILE,
 }
-MEMBER = {"node_id": HOSTILE, "disk_id": HOSTILE, "address": HOSTILE, "role": HOSTILE, "heard": True, "lag": LAG}
-MEMBER |= {"waits_for": HOSTILE, "version": HOSTILE, "drained": False, "ready": True, "started_at": 1}
+MEMBER = {
+    "node_id": HOSTILE,
+    "disk_id": HOSTILE,
+    "address": HOSTILE,
+    "role": HOSTILE,
+    "heard": True,
+    "lag": LAG,
+    "waits_for": HOSTILE,
+    "version": HOSTILE,
+    "drained": False,
+    "ready": True,
+    "started_at": 1,
+}
 SESSION = {"session": 1, "name": HOSTILE, "sequence": HOSTILE}
 ANSWERS: dict[str, Any] = {
     "/status": STATUS,

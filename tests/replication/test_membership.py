@@ -29,6 +29,7 @@ from quire.replication.core.membership.changing import (
     next_change,
 )
 from quire.replication.core.messages import HeartbeatEcho, Promise, Removal
+from tests.replication.test_features import features_logged, ticked
 from tests.replication.world import SimNode, World, disk_id
 
 SECOND_US = 1_000_000
@@ -131,8 +132,10 @@ def test_a_row_without_a_disk_does_not_keep_features_from_being_used() -> None:
     leader = world["n1"]
     world["n2"].crash()
     outcome(world, leader, joining("n2"))
-    assert leader.leading._offered_by(Member("n2", NO_DISK, "n2:1", Role.JOINING)) == frozenset()
-    assert "later" in leader.leading._wanted_features
+    world.run_for(5)
+    assert leader.state.members.of_node("n2") == Member("n2", NO_DISK, "n2:1", Role.JOINING)
+    ticked(leader, world.features)
+    assert any("later" in names for names in features_logged(leader))
 
 
 def test_without_the_feature_no_such_row_is_written() -> None:
