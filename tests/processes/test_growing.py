@@ -3,6 +3,8 @@
 import json
 from functools import partial
 
+import pytest
+
 from quire.cluster.cli.output import Exit
 from tests.processes.cluster import Cluster, Clusters, Node, run_quire
 from tests.processes.retriers import COUNTER, FLAGS, Retriers
@@ -84,6 +86,7 @@ def test_one_node_grows_to_three_and_five_and_shrinks_to_another_one(clusters: C
     assert (again.code, "was removed from its cluster" in again.stderr) == (Exit.REMOVED, True), again
 
 
+@pytest.mark.slow
 def test_each_node_of_three_is_replaced_though_leaders_are_killed_meanwhile(clusters: Clusters) -> None:
     cluster = clusters.formed(flags=FLAGS)
     originals = list(cluster)

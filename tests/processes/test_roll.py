@@ -5,6 +5,8 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from quire import connect_sync
 from quire.cluster.client import BlockingClient
 from tests.processes.cluster import QUIRE, Cluster, Clusters, environment, run_quire
@@ -99,6 +101,7 @@ def test_three_nodes_are_restarted_under_load_and_no_request_fails(clusters: Clu
     cluster.wait_for_equal()
 
 
+@pytest.mark.slow
 def test_a_node_that_does_not_come_back_ends_the_roll(clusters: Clusters) -> None:
     cluster = clusters.formed(flags=["--election-timeout-ms", "1000"])
     cluster.lead("n1")
