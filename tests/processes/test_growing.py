@@ -86,7 +86,7 @@ def test_one_node_grows_to_three_and_five_and_shrinks_to_another_one(clusters: C
     assert (again.code, "was removed from its cluster" in again.stderr) == (Exit.REMOVED, True), again
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_each_node_of_three_is_replaced_though_leaders_are_killed_meanwhile(clusters: Clusters) -> None:
     cluster = clusters.formed(flags=FLAGS)
     originals = list(cluster)

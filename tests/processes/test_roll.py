@@ -101,7 +101,7 @@ def test_three_nodes_are_restarted_under_load_and_no_request_fails(clusters: Clu
     cluster.wait_for_equal()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_node_that_does_not_come_back_ends_the_roll(clusters: Clusters) -> None:
     cluster = clusters.formed(flags=["--election-timeout-ms", "1000"])
     cluster.lead("n1")

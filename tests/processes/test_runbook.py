@@ -79,7 +79,7 @@ class Operator:
         assert node.ended() == Exit.REMOVED, node.last_words()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_cluster_grows_is_moved_and_shrinks_by_the_runbook(clusters: Clusters) -> None:
     cluster = clusters.make(["n1"], flags=FLAGS)
     for number in (2, 3, 4, 12):
@@ -107,7 +107,7 @@ def test_a_cluster_grows_is_moved_and_shrinks_by_the_runbook(clusters: Clusters)
     operator.votes("n2", "n4")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_lost_disk_a_lost_majority_and_maintenance_by_the_runbook(clusters: Clusters) -> None:
     cluster = clusters.formed(flags=FLAGS)
     operator = Operator(cluster)
