@@ -555,6 +555,11 @@ class Core:
         return self.state.members
 
     @property
+    def features(self) -> frozenset[str]:
+        """The features in the log, as far as it is applied."""
+        return self.state.features
+
+    @property
     def promise(self) -> Promise:
         """The promise that counts, which may still be on its way to disk."""
         return self.state.promise

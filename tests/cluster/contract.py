@@ -212,7 +212,7 @@ CALLS = [
     ),
     Call(
         post("/sessions", b"{}"),
-        "session sequence session_window max_request_bytes",
+        "session sequence session_window max_request_bytes history",
         forwards=True,
         writes=True,
         largest_body=4096,
@@ -262,6 +262,7 @@ CALLS = [
     Call(
         get("/records?from=0"),
         own=[
+            Row(409, "history-changed", get(f"/records?from=0&history={'0' * 32}")),
             Row(429, "overloaded", get("/records?from=0&wait_ms=1"), given=worlds.no_slots),
             Row(503, "corrupt-here", get("/records?from={index}"), "rotten", worlds.a_record),
         ],

@@ -120,9 +120,9 @@ class MemberChanges:
     def wipe(self, node: Node) -> None:
         """Replace a disk that was lost. The node joins again."""
         leader = self._operator.leader
-        state = leader.running.core.state if leader is not None else None
-        row = state.members.of_node(node.node_id) if state is not None else None
-        is_replaced = bool(node.form.core.auto_replace_us and state and MEMBERSHIP in state.features)
+        core = leader.running.core if leader is not None else None
+        row = core.members.of_node(node.node_id) if core is not None else None
+        is_replaced = bool(node.form.core.auto_replace_us and core and MEMBERSHIP in core.features)
         node.insert_disk()
         self.joining.begin(node)
         if not is_replaced or row is None or row.role is not Role.VOTER:

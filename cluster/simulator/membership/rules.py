@@ -75,7 +75,7 @@ class MemberChecks(Checks):
             raise Violation("rule 15: a removed disk is remembered", node.node_id, sorted(lost), named)
         left = {node_id for node_id, _ in named.rows}  # Who has no vote may return with another disk.
         gone = {row for row in before.rows - named.rows if any(row[1]) and (row in before.voters or row[0] not in left)}
-        if MEMBERSHIP in node.running.core.state.features and not gone <= named.removed:
+        if MEMBERSHIP in node.running.core.features and not gone <= named.removed:
             raise Violation("rule 15: a disk without a row was removed", node.node_id, sorted(gone), named)
 
     def begin_history(self, node: ObservedNode, plan: RecoveryPlan) -> "MemberChecks":
