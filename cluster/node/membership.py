@@ -36,7 +36,7 @@ from .writing import Waiter
 MAX_CHANGES = 2
 """The changes on the way to a voter: one takes the old disk's vote, one gives the new disk one."""
 PAUSE_S = 0.05
-"""Between two questions whether the previous change is committed."""
+"""Between two questions whether what stood in the way is over."""
 PATIENCE_S = 1.0
 """How long to wait for that: the leader's own changes take less if a majority is heard."""
 
@@ -145,7 +145,10 @@ class Changes:
         return changes
 
     async def _ask(self, wanted: changing.Wanted) -> changing.Outcome:
-        """The outcome of one change, once the previous one is committed, and a new cluster's log names its features."""
+        """The outcome of one change, once the previous one is committed.
+
+        A leader that was just elected serves and hears the others first, and a new cluster's log names its features.
+        """
         patient_until = asyncio.get_running_loop().time() + PATIENCE_S
         while _is_soon_over(outcome := await self._ask_once(wanted)):
             if asyncio.get_running_loop().time() >= patient_until:
@@ -202,9 +205,13 @@ def error_of(
 
 def _is_soon_over(outcome: changing.Outcome) -> bool:
     """Whether the reason for a refusal is likely to be over in a moment."""
-    return isinstance(outcome, changing.ChangeUnderWay) or (
-        isinstance(outcome, changing.FeatureNotInUse) and not outcome.lacking
-    )
+    match outcome:
+        case changing.ChangeUnderWay() | changing.NotServing() | changing.Unheard():
+            return True  # The last two: a leader that was just elected.
+        case changing.FeatureNotInUse(lacking=lacking):
+            return not lacking
+        case _:
+            return False
 
 
 OfNode = (

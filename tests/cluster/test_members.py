@@ -164,3 +164,20 @@ async def test_a_cluster_of_one_grows_and_the_control_plane_with_it(tmp_path: Pa
             ):
                 await cluster.ask("n1", "GET", "/healthz")
         assert (await cluster.commands("n2", ["add", 1]))["results"] == ["43"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "method", "body"),
+    [("n1", "DELETE", None), ("n2", "DELETE", None), ("n2", "PATCH", b'{"role": "observer"}')],
+    ids=["removed, asked itself", "removed", "demoted"],
+)
+async def test_a_leader_hands_over_before_its_own_row_changes_and_the_caller_gets_one_answer(
+    tmp_path: Path, asked: str, method: str, body: bytes | None
+) -> None:
+    async with running_cluster(tmp_path, election_timeout_ms=2_000) as cluster:
+        reply = await cluster.ask(asked, method, "/members/n1", body, None if body is None else JSON)
+
+        assert reply.status == 200, reply
+        assert (reply.document["node_id"], len(reply.document["changes"])) == ("n1", 1)
+        status = (await cluster.ask("n2", "GET", "/status")).document
+        assert ("n1", "voter") not in [(row["node_id"], row["role"]) for row in status["members"]]

@@ -1,6 +1,9 @@
 """`/members`: who belongs to the cluster, and an operator's changes of it (rule 15)."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from http import HTTPStatus
 
 from aiohttp import web
 
@@ -8,14 +11,20 @@ from quire.replication import NODE_ID
 from quire.replication.address import is_address
 from quire.replication.core import MAX_MEMBERS, NodeRole, Role
 
-from ...errors import Malformed, NodeUnknown, NoLeader
+from ...errors import Malformed, NodeUnknown, NoLeader, NotLeader
+from ...node.components import NodeView
 from ...node.membership import Changes, OwnRowLeft
 from ...node.views.members import members_document
 from ..api import API
 from ..bodies import answer, decode_document, read_body
+from ..problems import ANSWERS, TYPE_PREFIX
 from ..request import parameters_of
 
 BODY_BYTES = 1 << 14
+LEADERS_ASKED = 3
+"""The leader that hands over, the next one, and one more, should that lose its leadership at once."""
+LOOK_S = 0.02
+NOT_LEADER = f'"{TYPE_PREFIX}{ANSWERS[NotLeader].name}"'.encode()
 BODY = '{"members": {"n4": "HOST:PORT"}, "role": "voter" or "observer"}'
 PATCHES = '{"role": "voter" or "observer"}, {"address": "HOST:PORT"} or {"drained": true or false}'
 
@@ -105,21 +114,40 @@ async def _on_leader(
 ) -> web.StreamResponse | list[int]:
     """The records of a change if this node leads; else the leader's answer.
 
-    A leader that does not serve yet refuses by itself, with a reason.
+    A leader whose own row is changed hands over first. If a node has forwarded the request to it, that node forwards it
+    again to the next leader, or makes the change if it is the one: a request is forwarded only once.
     """
     api = request.app[API]
     node = api.node
-    if node.leadership.role.role is not NodeRole.LEADER:
-        if (forwarded := await api.leader.forward(request, body, writes=True)) is not None:
+    for _ in range(LEADERS_ASKED):
+        led_by = node.leadership.leader_id
+        if node.leadership.role.role is NodeRole.LEADER:
+            try:
+                return await change(node.components.changes)
+            except OwnRowLeft:
+                await node.leadership.transfer(None)
+                continue
+        forwarded = await api.leader.forward(request, body, writes=True)
+        if forwarded is None:
+            continue
+        if not _is_from_no_leader(forwarded):
             return forwarded
-    try:
-        return await change(node.components.changes)
-    except OwnRowLeft:
-        await node.leadership.transfer(None)
-    forwarded = await api.leader.forward(request, body, writes=True)
-    if forwarded is None:
-        raise NoLeader
-    return forwarded
+        await _await_another_leader(node, led_by)
+    raise NoLeader
+
+
+def _is_from_no_leader(forwarded: web.Response) -> bool:
+    """Whether the node that was asked does not lead, or leads no longer; it changed nothing then."""
+    content = forwarded.body
+    return forwarded.status == HTTPStatus.SERVICE_UNAVAILABLE and isinstance(content, bytes) and NOT_LEADER in content
+
+
+async def _await_another_leader(node: NodeView, led_by: str | None) -> None:
+    """Wait until another leader is heard, at most an election timeout."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(node.config.election_timeout_ms / 1000):
+            while node.leadership.leader_id in (None, led_by):  # noqa: ASYNC110  # Roles change without an event.
+                await asyncio.sleep(LOOK_S)
 
 
 def _new_members(document: object) -> tuple[dict[str, str], bool]:
