@@ -52,6 +52,13 @@ def roll(
     if not words:
         fail_usage("--exec names no command")
     try:
+        _filled(words, "n1", "127.0.0.1:7001")
+    except (LookupError, ValueError, AttributeError):
+        placeholders = "{node}, {host}, {port} and {address}"
+        fail_usage(
+            f"--exec {command!r}: only {placeholders} are filled in; write other braces twice, as in {{{{ and }}}}"
+        )
+    try:
         ask(cluster, timeout, lambda client: _roll(client, words, timeout))
     except RollStopped as error:
         complain(str(error))
@@ -72,18 +79,26 @@ async def _restart(client: Client, row: MemberRow, words: list[str], timeout_s: 
     node_id, address = row["node_id"], row["address"]
     if row["started_at"] is None:
         raise RollStopped(f"{node_id} does not answer, so it is not restarted; start it first")
+    undrain = f"`quire undrain {node_id}` lets it lead again"
     if (lacking := await drained(client, node_id, timeout_s)) is not None:
-        raise RollStopped(f"{node_id} is drained, but must not be stopped yet: {lacking}")
-    host, port = host_and_port(address)
-    filled = [word.format(node=node_id, host=host, port=port, address=address) for word in words]
+        raise RollStopped(f"{node_id} is drained, but must not be stopped yet: {lacking}; {undrain}")
+    filled = _filled(words, node_id, address)
     process = await asyncio.create_subprocess_exec(*filled)
     if (code := await process.wait()) != 0:
-        raise RollStopped(f"`{shlex.join(filled)}` failed with {code}; {node_id} may need help")
+        raise RollStopped(
+            f"`{shlex.join(filled)}` failed with {code}; start {node_id} if it has stopped, else {undrain}"
+        )
     until = time.monotonic() + timeout_s
     while (lacking := _lacks(await _members(client), node_id, row["started_at"])) is not None:
         if time.monotonic() >= until:
             raise RollStopped(f"after its restart {node_id} is not back: {lacking}")
         await asyncio.sleep(LOOK_S)
+
+
+def _filled(words: list[str], node_id: str, address: str) -> list[str]:
+    """The command for a node. Raises LookupError, ValueError, AttributeError: a word has other braces."""
+    host, port = host_and_port(address)
+    return [word.format(node=node_id, host=host, port=port, address=address) for word in words]
 
 
 async def _members(client: Client) -> Members | None:
@@ -101,7 +116,7 @@ def _lacks(document: Members | None, node_id: str, started_at: int) -> str | Non
     if row is None or row["started_at"] is None:
         return "it does not answer"
     if row["started_at"] == started_at:
-        return "it was not restarted: it is the same process"
+        return f"it was not restarted: it is the same process; `quire undrain {node_id}` lets it lead again"
     if not row["ready"] or not row["heard"]:
         return "it is not ready"
     return None if row["lag"] is not None and row["lag"]["records"] <= LEVEL_RECORDS else "it is not level"
