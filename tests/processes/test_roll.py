@@ -115,3 +115,26 @@ def test_a_node_that_does_not_come_back_ends_the_roll(clusters: Clusters) -> Non
     cluster["n3"].kill()
     needed = run_quire("drain", "n2", "--server", cluster.servers, "--timeout", "3")
     assert (needed.code, "n3 is not heard" in needed.stderr) == (3, True), needed
+
+
+def test_braces_that_are_no_placeholder_are_refused_before_a_node_is_drained(clusters: Clusters) -> None:
+    cluster = clusters.make(["n1"])
+    cluster.start("n1")
+    cluster.elected()
+    for command in ("echo {hots}", "echo {}", "echo {0}", "echo {node", "echo {node.there}", 'sh -c "echo ${X}"'):
+        ended = run_quire("roll", "--exec", command, "--server", cluster.servers)
+        assert (ended.code, "{node}, {host}, {port} and {address}" in ended.stderr) == (2, True), ended
+    assert not cluster["n1"].status()["drained"]
+    alone = run_quire("roll", "--exec", "echo {{}}", "--server", cluster.servers, "--timeout", "1")
+    assert (alone.code, "the only voter" in alone.stderr) == (1, True), alone
+    assert "`quire undrain n1`" in alone.stderr
+
+
+def test_what_the_members_say_of_a_lone_node_is_whole(clusters: Clusters) -> None:
+    cluster = clusters.make(["n1"])
+    cluster.start("n1")
+    address = cluster["n1"].address
+    again = run_quire("members", "add", f"n1={address}", "--server", address)
+    assert (again.code, again.stdout.strip()) == (0, "n1: already members"), again
+    shown = run_quire("members", "--server", address)
+    assert address in shown.stdout, "not cut, whatever the width of the terminal"

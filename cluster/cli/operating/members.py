@@ -43,7 +43,10 @@ def members(
 
 
 def _member_table(document: Members) -> Table:
-    table = Table("node", "role", "address", "heard", "lag", "version", "disk", box=SIMPLE_HEAD)
+    table = Table("node", "role", box=SIMPLE_HEAD)
+    table.add_column("address", no_wrap=True, overflow="fold")  # Never cut: it is copied from here.
+    for name in ("heard", "lag", "version", "disk"):
+        table.add_column(name)
     for row in document["members"]:
         lag = row["lag"]
         marks = " (leads)" if row["node_id"] == document["leader"] else ""
@@ -103,8 +106,11 @@ def add(
         say(to_json({"members": addresses, "changes": changes}))
         return
     what = f"added by the membership record at {changes[0]:,}" if changes else "already members"
-    say(f"{', '.join(addresses)}: {what}. Start each new one with an empty data_dir; every unit has --join now:")
     known = {row["node_id"]: row["address"] for row in document["members"]}
+    if len(known) == 1:
+        say(f"{', '.join(addresses)}: {what}")
+        return
+    say(f"{', '.join(addresses)}: {what}. Start each new one with an empty data_dir; every unit has --join now:")
     for node_id, address in known.items():
         others = ",".join(other for name, other in known.items() if name != node_id and name not in addresses)
         others = others or next(other for name, other in known.items() if name != node_id)
