@@ -20,7 +20,8 @@ journal = structlog.get_logger(__name__)
 class Health:
     """One node's health; implements `Health` of `quire.replication.ports`. Called on the event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, node_id: str) -> None:
+        self._node_id = node_id
         self.failure: str | None = None
         """Why the node has halted, if it has."""
         self.removal: str | None = None
@@ -56,7 +57,7 @@ class Health:
 
     def removed(self, index: int) -> None:
         """Stop serving for good: the record at `index` removed this node."""
-        self.removal = f"this node was removed from its cluster at index {index}"
+        self.removal = f"{self._node_id} was removed from its cluster at index {index}"
         self.halted(self.removal)
 
     def failed(self, error: Exception) -> None:

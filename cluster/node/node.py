@@ -42,7 +42,7 @@ class Node:
         self.credentials = Credentials(config.credential_files, config.node)
         """Its certificates, and the tokens of its callers."""
         self.machine_name = machine.name
-        self.health = Health()
+        self.health = Health(config.node)
         self.leadership = Leadership(
             config.node,
             config.heartbeat_ms / 1000,

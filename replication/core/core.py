@@ -84,11 +84,10 @@ class Core:
 
     def _begin_step(self, now: int, clock: int, *, members: bool) -> None:
         """`members`: whether to take them from the log; a node may stop because they cannot be read."""
-        state = self.state
-        state.begin_step(now, clock)
+        self.state.begin_step(now, clock)
         if members:
             self._take_members()
-        if self.leading and now - self._ticked_at > state.options.election_timeout_us:
+        if self.leading and now - self._ticked_at > self.state.options.election_timeout_us:
             self._tick()  # This process was frozen: check rule 11 before handling events that waited.
 
     def _end_step(self) -> list[actions.Action]:
@@ -255,8 +254,7 @@ class Core:
                 self._echoed(sender, event.disk_id, message)
             case Removal():
                 self._departures.told(sender, event.disk_id, message)
-            case PreVote():
-                # The answer promises nothing, so anyone may ask.
+            case PreVote():  # The answer promises nothing, so anyone may ask.
                 self.candidate.rivals.heard(sender, event.disk_id, message)
                 rival = self.candidate.rivals.fitter_than(sender, message)
                 makes_way = rival is not None or self.candidate.relapses.makes_way(sender)
@@ -266,8 +264,7 @@ class Core:
                 # Whether this log names the candidate a voter does not matter: its own log may be newer (`election`).
                 if promise.candidate == sender and not self.writer.has_job(HandleVote, sender):
                     self.writer.submit(HandleVote(sender, message))
-            case _:
-                # A node whose disk is not a voter's does not count.
+            case _:  # A node whose disk is not a voter's does not count.
                 if state.members.is_voter(sender, event.disk_id):
                     if isinstance(message, PreVoteAnswer | VoteAnswer):
                         state.heard_clock(sender, event.disk_id, message.clock)
@@ -528,13 +525,12 @@ class Core:
 
     def status(self) -> Status:
         """A copy of the current state of this node's replication, made on request."""
-        following = self.following
         return self.state.status(
             role=self._role,
             leader_id=self.leader_id,
             leader=None if self.leading is None else self.leading.status(),
-            following=None if following is None else following.leader,
-            is_matched=bool(following and following.is_matched),
+            following=None if self.following is None else self.following.leader,
+            is_matched=bool(self.following and self.following.is_matched),
             pre_votes=self.candidate.answers,
             disk_answers=self.disk_answers,
         )

@@ -86,7 +86,7 @@ async def test_a_transfer_s_body_may_be_as_long_as_its_limit_and_no_longer(tmp_p
 
 async def test_a_node_of_no_cluster_yet_moves_no_leadership_and_says_so() -> None:
     with pytest.raises(TransferFailed, match="the cluster is not formed yet"):
-        await Leadership("n1", 0.1, 1.0, Health()).transfer(None)
+        await Leadership("n1", 0.1, 1.0, Health("n1")).transfer(None)
 
 
 async def test_a_leader_without_another_voter_says_that_it_leads_on(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def lost(_commit_index: int, _reason: str) -> None:
 
 async def test_the_only_voter_that_is_left_ends_its_control_plane_and_is_nominated_without_one() -> None:
     replica = Linked(b"n1" * 8)
-    leadership = Leadership("n1", 3600.0, 3600.0, Health())
+    leadership = Leadership("n1", 3600.0, 3600.0, Health("n1"))
     assert not leadership.run(cast("Any", replica), lost)
     replica.members = members("n1")
     leadership.members_changed(replica.members)
@@ -163,7 +163,7 @@ async def test_the_only_voter_that_is_left_ends_its_control_plane_and_is_nominat
 
 async def test_a_stop_waits_for_no_transfer_once_the_last_other_voter_is_gone() -> None:
     replica = Linked(b"another disk id.")
-    leadership = Leadership("n1", 0.1, 3600.0, Health())
+    leadership = Leadership("n1", 0.1, 3600.0, Health("n1"))
     leadership.run(cast("Any", replica), lost)
     leadership.role = RoleChanged(NodeRole.LEADER, 1, "n1", True, "")
     stopping = asyncio.create_task(leadership.hand_over())
@@ -252,7 +252,7 @@ async def test_writes_are_given_up_above_the_commit_index_when_the_leadership_th
     then: RoleChanged, given_up: list[tuple[int, str]]
 ) -> None:
     found: list[tuple[int, str]] = []
-    leadership = Leadership("n1", 0.1, 1.0, Health())
+    leadership = Leadership("n1", 0.1, 1.0, Health("n1"))
     replica = Linked(b"another disk id.")
     leadership.run(cast("Any", replica), lambda commit_index, reason: found.append((commit_index, reason)))
     leadership.role_changed(RoleChanged(NodeRole.LEADER, 1, "n1", False, "elected"))

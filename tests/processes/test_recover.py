@@ -13,6 +13,8 @@ from pathlib import Path
 from socketserver import BaseRequestHandler, TCPServer
 from threading import Thread
 
+import pytest
+
 from quire.cluster.cli.output import Exit
 from tests.processes.cluster import Cluster, Clusters, Node, Unreachable, run_quire
 from tests.processes.retriers import COUNT, COUNTER, FLAGS
@@ -202,6 +204,7 @@ class OtherProgram(BaseHTTPRequestHandler):
         self.send_error(404)
 
 
+@pytest.mark.full
 def test_what_cannot_be_told_apart_from_a_member_refuses_and_another_program_does_not(clusters: Clusters) -> None:
     cluster = clusters.formed(flags=FLAGS)
     survivor, other = cluster["n1"], cluster["n2"]

@@ -117,6 +117,7 @@ def test_a_node_that_does_not_come_back_ends_the_roll(clusters: Clusters) -> Non
     assert (needed.code, "n3 is not heard" in needed.stderr) == (3, True), needed
 
 
+@pytest.mark.full
 def test_braces_that_are_no_placeholder_are_refused_before_a_node_is_drained(clusters: Clusters) -> None:
     cluster = clusters.make(["n1"])
     cluster.start("n1")
@@ -130,6 +131,7 @@ def test_braces_that_are_no_placeholder_are_refused_before_a_node_is_drained(clu
     assert "`quire undrain n1`" in alone.stderr
 
 
+@pytest.mark.full
 def test_what_the_members_say_of_a_lone_node_is_whole(clusters: Clusters) -> None:
     cluster = clusters.make(["n1"])
     cluster.start("n1")
