@@ -1,5 +1,6 @@
 """The manifests for Kubernetes are valid, and the script in them starts nodes with flags that quire takes."""
 
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from quire.cluster.access.tls import TlsFiles, load_tls
+from quire.cluster.access.tokens import read_tokens
 from quire.cluster.config.serve import ServeConfig, load_config
 from quire.cluster.serve.arguments import parse_serve
 from tests.deploy.compose import DEPLOY
@@ -41,7 +44,7 @@ def started(pod: str, folder: Path) -> ServeConfig:
     script = manifests()["ConfigMap"]["data"]["start.sh"]
     run = subprocess.run(
         ["sh", "-c", script],
-        env={"HOSTNAME": pod, "QUIRE": "echo"},
+        env={"HOSTNAME": pod, "NAMESPACE": "prod", "QUIRE": "echo"},
         capture_output=True,
         text=True,
         check=True,
@@ -68,6 +71,27 @@ def test_the_first_three_form_a_cluster_and_later_ones_join_it(tmp_path: Path) -
     assert config.members == {"quire-3": "quire-3.quire:7001"}
 
 
+def test_a_node_answers_to_every_name_of_the_clients_service(tmp_path: Path) -> None:
+    documents = [document for document in yaml.safe_load_all(MANIFESTS.read_text()) if document["kind"] == "Service"]
+    [name] = [each["metadata"]["name"] for each in documents if each["spec"].get("clusterIP") != "None"]
+    suffixes = ("", ".prod", ".prod.svc", ".prod.svc.cluster.local")
+
+    for pod in ("quire-0", "quire-3"):
+        assert {name + suffix for suffix in suffixes} == set(started(pod, tmp_path).allow)
+    [container] = manifests()["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+    given = {variable["name"]: variable for variable in container["env"]}
+    assert given["NAMESPACE"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.namespace"
+
+
+def test_a_node_that_recovers_a_long_log_is_not_killed() -> None:
+    """It does not answer before that, so the time is the startup probe's, and not the liveness probe's."""
+    [container] = manifests()["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+    startup = container["startupProbe"]
+
+    assert startup["httpGet"] == container["livenessProbe"]["httpGet"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 30 * 60
+
+
 def test_pods_start_side_by_side_and_are_reached_before_they_are_ready() -> None:
     documents = [document for document in yaml.safe_load_all(MANIFESTS.read_text()) if document["kind"] == "Service"]
     headless = next(document for document in documents if document["spec"].get("clusterIP") == "None")
@@ -80,6 +104,25 @@ def test_pods_start_side_by_side_and_are_reached_before_they_are_ready() -> None
     assert {probe["httpGet"]["scheme"] for probe in (container["livenessProbe"], container["readinessProbe"])} == {
         "HTTPS"
     }
+
+
+def test_the_page_s_commands_make_the_files_that_the_script_names_and_keep_the_ca_s_key_out(tmp_path: Path) -> None:
+    page = (DEPLOY / "kubernetes" / "README.md").read_text()
+    [start] = re.findall(r"^## Start\n(.*?)^## ", page, re.MULTILINE | re.DOTALL)
+    commands = re.findall(r"^    (.*)$", start, re.MULTILINE)
+    offline = "\n".join(["set -e", *(command for command in commands if not command.startswith("kubectl"))])
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+    subprocess.run(["sh", "-c", offline], cwd=tmp_path, env={**os.environ, "PATH": path}, check=True, timeout=60)
+
+    secret = tmp_path / "access"
+    pods = [f"quire-{number}" for number in range(5)]
+    each = {f"{pod}.{kind}" for pod in pods for kind in ("crt", "key")}
+    assert {file.name for file in secret.iterdir()} == {"ca.crt", "tokens", *each}
+    for pod in pods:
+        tls = load_tls(TlsFiles(secret / f"{pod}.crt", secret / f"{pod}.key", secret / "ca.crt"), pod)
+        assert {"quire-clients", "prod.quire", f"{pod}.prod.quire"} <= tls.dns_names
+    assert read_tokens(secret / "tokens").alarm is None
 
 
 @pytest.mark.parametrize("command", ["quire members add", "quire members remove", "quire members promote"])
