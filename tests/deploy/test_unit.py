@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from quire.cluster.access.tls import load_tls
+from quire.cluster.cli.output import Exit
 from quire.cluster.config.serve import load_config
 from quire.cluster.serve.arguments import parse_serve
 from tests.deploy.compose import DEPLOY, Installed
@@ -84,6 +85,10 @@ def test_the_unit_loads_every_credential_that_it_passes_on() -> None:
 
 def test_a_reload_has_the_process_read_its_files_again() -> None:
     assert unit()["Service"]["ExecReload"] == "/bin/kill -HUP $MAINPID"
+
+
+def test_a_node_that_was_removed_is_not_restarted_and_one_that_failed_is() -> None:
+    assert unit()["Service"]["RestartPreventExitStatus"].split() == [str(Exit.REMOVED.value)]
 
 
 def test_a_stop_leaves_time_to_hand_over_and_a_node_that_ends_by_itself_is_not_restarted_for_ever() -> None:
