@@ -99,6 +99,8 @@ class Forming:
             await self._server.close()
 
     def _dial_all(self) -> None:
+        if self._found.done():
+            return  # The links are being closed.
         for node_id in self._book.peers() - self._links.keys():
             addresses = partial(self._book.addresses_of, node_id)
             self._links[node_id] = Link(self, self._session, node_id, addresses, self._trust)

@@ -310,6 +310,24 @@ async def refused_or_hung_up(session: ClientSession, address: str) -> bool:
     return await ended(socket)
 
 
+async def test_a_directory_that_comes_while_the_links_are_closed_adds_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame, close, closed = genesis_frame(voters("n1")), Link.close, list[Link]()
+    node = forming("n2", "n1", "n2", urls={"n1": "127.0.0.1:1"})
+
+    async def told_meanwhile(link: Link) -> None:
+        closed.append(link)
+        node.message_received(who("n1"), Directory(5, (("n1", "127.0.0.1:1"), ("n3", "127.0.0.1:3"))))
+        await close(link)
+
+    monkeypatch.setattr(Link, "close", told_meanwhile)
+    async with calling() as session:
+        formed = asyncio.create_task(node.run(session))
+        await turns(1)
+        node.message_received(who("n1"), GenesisOffer(frame, committed=True))
+        assert await asyncio.wait_for(formed, DEADLINE_S) == frame
+    assert len(closed) == 1
+
+
 async def test_an_unformatted_node_accepts_the_genesis_that_it_is_shown() -> None:
     frame = genesis_frame(voters("n1"))
     node = forming("n2", "n1", "n2")
