@@ -138,7 +138,8 @@ class Network:
             self._dial(node_id)
 
     async def close(self) -> None:
-        """Hang up everywhere."""
+        """Hang up everywhere; nobody is dialled from here on."""
+        self._session = None
         self.streams.hang_up_dialled()
         await self._seeds.close()
         await end_all(self._ending)
