@@ -46,6 +46,7 @@ SHARE = float(os.environ.get("CHANGED_MESSAGES", "0.12"))
 RULES = {
     "OpenAnswer": ("told to truncate to", "durable records are gone", "the leader found no rot in its own"),
     "CrcMismatch": ("both verify",),
+    "Removal": ("was removed from its cluster at index",),
 }
 """The halts that a message may cause, by its type: a part of each reason."""
 TIMES: dict[str, Any] = {"election_timeout_ms": 250, "heartbeat_ms": 25}

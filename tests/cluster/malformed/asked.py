@@ -85,7 +85,7 @@ NODE = (
     Known("POST", "/admin/transfer", body={"target": "n2"}),
     Known("GET", "/members"),
     Known("POST", "/members", body={"members": {"n2": "127.0.0.1:1"}}),
-    Known("PATCH", "/members/{node}", {"node": "n2"}, body={"role": "voter"}),
+    Known("PATCH", "/members/{node}", {"node": "n9"}, body={"role": "voter"}),
     Known("DELETE", "/members/{node}", {"node": "n9"}),
     Known("POST", "/admin/snapshot"),
     Known("POST", "/admin/expire", body={"dry_run": True}),
