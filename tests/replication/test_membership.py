@@ -428,6 +428,18 @@ def test_only_the_newest_removed_disks_are_kept() -> None:
     assert leader.state.members.removed[-1].node_id == "n2"
 
 
+def test_a_removed_disk_whose_node_is_removed_again_is_kept_once() -> None:
+    world = led("n1", "n2", "n3")
+    leader, node = world["n1"], world["n3"]
+    node.crash()
+    outcome(world, leader, Remove("n3"))
+    outcome(world, leader, joining("n3"))
+    leader.step(events.LinkUp("n3", node.disk_id, FEATURES))  # It is still there, and its row has no disk.
+    again = outcome(world, leader, Remove("n3"))
+    assert isinstance(again, Changed)
+    assert leader.state.members.removed == (Removed("n3", node.disk_id, again.index),)
+
+
 @pytest.mark.parametrize("rows", [(), (Member("n2", NO_DISK, "n2:1", Role.JOINING),)])
 def test_a_removed_disk_that_is_still_connected_is_not_promoted(rows: tuple[Member, ...]) -> None:
     one = Member("n1", disk_id("n1"), "n1:1", Role.VOTER)

@@ -411,9 +411,11 @@ def _without(members: Members, row: Member) -> Members:
 
 
 def _noted(members: Members, row: Member, index: int) -> Members:
-    """The members with the row's disk among the removed ones. A node that never connected has none."""
-    gone = () if row.disk_id == NO_DISK else (Removed(row.node_id, row.disk_id, index),)
-    return Members(members.members, (*members.removed, *gone)[-MAX_REMOVED:])
+    """The members with the row's disk among the removed ones, once. A node that never connected has none."""
+    if row.disk_id == NO_DISK:
+        return members
+    others = (gone for gone in members.removed if (gone.node_id, gone.disk_id) != (row.node_id, row.disk_id))
+    return Members(members.members, (*others, Removed(row.node_id, row.disk_id, index))[-MAX_REMOVED:])
 
 
 def _admissible(after: Members, context: ChangeContext) -> Members | TooMany | Unheard:
