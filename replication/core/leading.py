@@ -213,7 +213,8 @@ class Leading:
             while self._uncommitted and self._uncommitted[0][0] <= reached:
                 self._uncommitted_bytes -= self._uncommitted.popleft()[1]
             self.state.backlog_ends(reached)
-            self.changes.committed(reached)
+            if self.changes.under_way:
+                self.changes.committed(reached)
 
     # Being heard
 

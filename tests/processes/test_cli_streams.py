@@ -212,7 +212,6 @@ def test_load_from_a_pipe_sends_a_full_batch_at_once_and_ends_at_ctrl_c(cluster:
     assert code == Exit.INTERRUPTED
 
 
-@pytest.mark.full
 def test_every_exit_code_is_documented() -> None:
     rows = re.findall(r"^\| (\d+) \|", (DOCS / "command-line.md").read_text(), re.MULTILINE)
 

@@ -61,7 +61,7 @@ class Changes:
         self._state = state
         self._downstreams = downstreams
         self._leadership = leadership
-        self._change: Change | None = None
+        self.under_way: Change | None = None
         self._unheard_since: dict[tuple[str, bytes], int] = {}
         self._paused_until = 0  # After the log refused a record.
 
@@ -94,7 +94,7 @@ class Changes:
 
     def _append(self, ask_id: int, members: Members) -> None:
         state = self._state
-        self._change = Change(ask_id, state.log.highest_index)
+        self.under_way = Change(ask_id, state.log.highest_index)
         record = {"type": "members", **members.to_record()}
         state.act(actions.AppendSystem(self._leadership.promise.epoch, state.majority_clock, record))
 
@@ -104,7 +104,7 @@ class Changes:
         """Append the next change that nobody needs to ask for, if there is one."""
         state = self._state
         self._note_unheard()
-        if self._change is not None or state.now < self._paused_until:
+        if self.under_way is not None or state.now < self._paused_until:
             return
         if any(m.role is not Role.VOTER for m in state.members.members):
             context = self._context()
@@ -175,12 +175,12 @@ class Changes:
 
     def committed(self, index: int) -> None:
         """Everything below `index` is committed."""
-        if self._change and index > self._change.index:
-            self._end(Changed(self._change.index))
+        if self.under_way and index > self.under_way.index:
+            self._end(Changed(self.under_way.index))
 
     def refused(self) -> None:
         """An append was refused: if it was that of the change, its record is not in the log."""
-        if self._change and self._state.log.members_index != self._change.index:
+        if self.under_way and self._state.log.members_index != self.under_way.index:
             self._paused_until = self._state.now + self._state.options.election_timeout_us
             self._end(Full())
 
@@ -189,6 +189,6 @@ class Changes:
         self._end(Lost())
 
     def _end(self, outcome: Outcome) -> None:
-        if self._change and self._change.ask_id != NO_ASK:
-            self._state.act(actions.ChangeEnded(self._change.ask_id, outcome))
-        self._change = None
+        if self.under_way and self.under_way.ask_id != NO_ASK:
+            self._state.act(actions.ChangeEnded(self.under_way.ask_id, outcome))
+        self.under_way = None
