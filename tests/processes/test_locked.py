@@ -204,6 +204,25 @@ def test_a_node_with_a_certificate_of_another_cluster_is_refused_and_both_sides_
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("cluster_name", ["other", "tested"])
+def test_a_node_that_joins_with_a_certificate_of_another_cluster_is_refused_and_says_why(
+    clusters: Clusters, tmp_path: Path, cluster_name: str
+) -> None:
+    cluster = clusters.formed(locked=True)
+    stranger = cluster.make_joining("n4", cluster["n1"])
+    foreign = locked_files(tmp_path / "foreign", ["n4"], cluster_name)
+    stranger.flags += foreign.flags("n4")
+    stranger.shown = foreign.caller().shown()
+    stranger.start()
+
+    why = f"{cluster['n1'].address} is no node of the cluster {cluster_name}"
+    cluster.wait_until("n4 says why", lambda: any(why in reason for reason in stranger.status()["reasons"]), SOON_S)
+    assert not stranger.is_ready()
+    assert "n4" not in {member["node_id"] for member in cluster["n1"].status()["members"]}
+    assert cluster["n2"].apply(["add", 1])
+
+
+@pytest.mark.full
 def test_a_member_that_shows_another_members_certificate_is_refused_and_both_sides_say_why(formed: Cluster) -> None:
     files = files_of(formed)
     with instead(formed, files.flags("n2"), files.caller()) as node:
