@@ -237,10 +237,11 @@ class History:
 
     def _is_settled(self) -> bool:
         leader = next((node for node in self.nodes if node.process and node.process.role_state.role.serving), None)
-        is_idle = all(client.is_idle for client in self.clients) and self.nemesis.operator.is_idle
-        if leader is None or not is_idle:
+        if leader is None:
             return False
         nodes = self.nemesis.members.settled(leader) if self.plan.changes_members else self.nodes
+        if not (all(client.is_idle for client in self.clients) and self.nemesis.operator.is_idle):
+            return False
         running = [node.process for node in nodes or () if node.process is not None]
         if nodes is None or len(running) < len(nodes):
             return False

@@ -260,6 +260,7 @@ class Leading:
             self._majority_grew_at = self.state.awake  # Records that are appended next have not waited yet.
         if self.state.now >= self._heartbeat_at:
             self.send_heartbeats()
+            self._answer_reads()  # If no voter is left but this one, no echo will cause it.
         self.handover.tick()
         self._use_features()
         self.changes.tick()
@@ -315,6 +316,9 @@ class Leading:
             self._answer_reads()
 
     def _answer_reads(self) -> None:
+        if not self._reads:
+            return
+
         def sequence_of(member: Member) -> int:
             if self.state.is_me(member):
                 return self._sequence

@@ -159,6 +159,20 @@ def test_a_removed_node_holds_the_record_and_its_commit_before_it_leaves() -> No
     assert outcome(world, leader, Remove("n3")) == Unchanged()
 
 
+def test_reads_that_waited_for_the_removed_voter_are_answered_by_the_one_that_is_left() -> None:
+    world = led("n1", "n2")
+    leader = world["n1"]
+    world.isolate("n1")
+    leader.step(events.ReadRequested(1))
+    leader.step(events.ReadRequested(2))
+    read_at = leader.state.commit_index
+
+    assert isinstance(outcome(world, leader, Remove("n2")), Changed)
+    world.run_for(0.3)
+
+    assert leader.reads == {1: read_at, 2: read_at}
+
+
 def test_a_removed_node_that_was_away_is_told_by_those_that_know() -> None:
     world = led("n1", "n2", "n3")
     world["n3"].crash()

@@ -127,10 +127,14 @@ class Operator:
 
 
 def _replaces(new: Wanted, old: Wanted) -> bool:
-    """Whether a later wish for the same node ends an earlier one: another address is wanted beside another role."""
-    if isinstance(new, Move) or isinstance(old, Move):
+    """Whether a later wish for the same node ends an earlier one.
+
+    Another address is wanted beside another role. A lost disk must be replaced first: until the feature is in the log,
+    nothing else can be done with its row.
+    """
+    if isinstance(new, Move) or isinstance(old, Move | Promote):
         return type(new) is type(old)
-    return not (isinstance(new, Add) and isinstance(old, Promote))
+    return True
 
 
 def wanted_of(kind: str, name: str, address: str) -> Wanted:
