@@ -1,6 +1,7 @@
 """Forced recovery: a survivor of a lost majority becomes the only voter of a new history (`cluster/DESIGN.md`).
 
-    plan -> history record in the log -> promise of a new disk -> witnesses of it -> identity -> plan removed
+    log synced -> plan -> history record in the log -> promise of a new disk -> witnesses of it -> identity
+        -> plan removed
 
 The plan is the file `recovery`. While it is there, no node starts, because some files are of the old disk and others of
 the new one. It holds all that the steps need, each step may be repeated, and the next run continues them.
@@ -215,6 +216,7 @@ def recover(directory: Directory, plan: RecoveryPlan, options: LogOptions) -> No
     if identity is None:
         raise DataDirRefused(directory.path, "it has no identity; recover from a copy of it, or another survivor")
     if PLAN_FILE not in directory.list():
+        _make_durable(directory, plan, identity.cluster_id, options)
         write_whole_file(directory, PLAN_FILE, plan.to_bytes())
     _append(directory, plan, identity.cluster_id, options)
     _promise(directory, plan)
@@ -224,10 +226,22 @@ def recover(directory: Directory, plan: RecoveryPlan, options: LogOptions) -> No
     directory.sync()
 
 
+def _make_durable(directory: Directory, plan: RecoveryPlan, cluster_id: bytes, options: LogOptions) -> None:
+    """Make the records that the plan counts durable: those of a killed node may be in the page cache only."""
+    with closing(_open(directory, cluster_id, options)) as log:
+        if log.durable_index != plan.end:
+            ends = f"its log ends at {log.durable_index}, and not at {plan.end} as it was read before"
+            raise DataDirRefused(directory.path, f"{ends}; run the same `quire recover` again")
+
+
+def _open(directory: Directory, cluster_id: bytes, options: LogOptions) -> Log:
+    return Log.open(directory, options, cluster_id=cluster_id, clock=wall_clock, standalone=False)
+
+
 def _append(directory: Directory, plan: RecoveryPlan, cluster_id: bytes, options: LogOptions) -> None:
     """Append the plan's frames, unless an earlier run did; a part of them is replaced."""
     ended = list(walk_frames(plan.frames))[-1].header
-    with closing(Log.open(directory, options, cluster_id=cluster_id, clock=wall_clock, standalone=False)) as log:
+    with closing(_open(directory, cluster_id, options)) as log:
         if (log.tail.index, log.tail.crc32c) == (ended.next_index, ended.crc32c):
             return
         log.truncate(plan.end)

@@ -275,7 +275,8 @@ def run(plan: Plan, *, keep_trace: bool = False) -> Outcome:
         history = History(plan)
         history.run()
         counts = history.checks.counts
-        if counts.steps < MIN_STEPS or counts.operations < MIN_OPERATIONS or not counts.crashes or not counts.cuts:
+        ends = counts.crashes + counts.removals  # The only follower may be removed before its crash.
+        if counts.steps < MIN_STEPS or counts.operations < MIN_OPERATIONS or not ends or not counts.cuts:
             raise Violation("a history is long and eventful enough", counts)
     except Violation as broken:
         failure, rule = str(broken), broken.rule

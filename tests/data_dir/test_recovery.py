@@ -160,6 +160,31 @@ def test_a_recovery_that_is_stopped_at_any_operation_is_refused_at_a_start_and_f
     assert stop > 40
 
 
+@pytest.mark.parametrize("keep", list(Keep))
+def test_records_that_a_killed_node_had_not_synced_are_durable_before_the_plan_counts_them(keep: Keep) -> None:
+    whole = survivor()
+    killed = opened(whole)
+    assert killed.log is not None
+    killed.log.append_payload(encode_records([["add", 1]]), count=1, kind=Kind.RECORDS, epoch=EPOCH)
+    killed.log.read_frames(301, 1, unflushed=True)  # As to ship it: this writes it out.
+    stop, stopped = 1, True
+    while stopped:
+        disk = whole.fork()
+        disk.stop_before, disk.on_power_loss = disk.operations + stop, keep
+        try:
+            assert run(disk).end == 302
+            stopped = False
+        except PowerLoss:
+            pass
+        disk.stop_before = None
+        disk.lose_power(keep)
+        if PLAN_FILE in disk.directory().list():
+            assert run(disk).end == 302
+            opened(disk).close()
+        stop += 1
+    assert stop > 40
+
+
 def test_a_recovery_may_be_repeated_and_each_is_another_history() -> None:
     disk = survivor()
     first = run(disk)
