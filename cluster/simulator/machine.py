@@ -86,6 +86,7 @@ class Model:
         self._sessions: dict[int, _Session] = {}  # The one idle longest comes first.
         self._names: dict[str, int] = {}
         self._fenced: list[int] = []
+        self._history_index = 0
         self.replies: list[list[Reply]] = []
         self.at: dict[int, tuple[object, Reply]] = {}
         self.executed_at: dict[object, int] = {}
@@ -113,6 +114,7 @@ class Model:
             self._sessions.clear()
             self._names.clear()
             self._fenced.clear()
+            self._history_index = index
         if fields["type"] != "open_session":
             return []
         found = fields.get("name")
@@ -171,6 +173,8 @@ class Model:
         if not session:
             return self._execute(index, command)
         known = self._sessions.get(session)
+        if known is None and session < self._history_index:
+            return Reply(None, "HISTORY_CHANGED")
         if known is None:
             return Reply(None, "SESSION_FENCED" if session in self._fenced else "SESSION_EXPIRED")
         self._sessions[session] = self._sessions.pop(session)

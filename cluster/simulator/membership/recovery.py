@@ -98,6 +98,7 @@ class Recovery:
             except faulty.PowerLoss:
                 crashes -= 1
                 node.disk.lose_power(self._random.choice(list(faulty.Keep)))
+                node.shadow.read_all()
             except DataDirRefused as refused:
                 starts += 1
                 if starts > STARTS_ONCE:
