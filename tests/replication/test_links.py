@@ -141,78 +141,72 @@ async def test_a_broken_link_is_redialled_and_carries_no_old_message() -> None:
         await server[0].close()
 
 
+class Away:
+    """A peer's link server that refuses whoever dials it until it has come back."""
+
+    def __init__(self, told: Recorder) -> None:
+        self.server = LinkServer(told, ANYBODY)
+        self.came_back = False
+        self.refused = 0
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        if not self.came_back:
+            self.refused += 1
+            raise web.HTTPServiceUnavailable
+        return await self.server.serve(request)
+
+
 async def test_a_peer_that_dials_is_dialled_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the pause has become while it was away."""
     monkeypatch.setattr("quire.replication.net.links.FIRST_REDIAL_S", 1000.0)
-    mine, server = Recorder(who("n1")), LinkServer(Recorder(who("n2")), ANYBODY)
-    came = False
-
-    async def serve(request: web.Request) -> web.StreamResponse:
-        if not came:
-            raise web.HTTPServiceUnavailable
-        return await server.serve(request)
-
-    async with listening({"/peer": serve}) as address, calling() as session:
+    mine, away = Recorder(who("n1")), Away(Recorder(who("n2")))
+    async with listening({"/peer": away.serve}) as address, calling() as session:
         link = Link(mine, session, "n2", lambda: [address], trusting(None), election_timeout_s=10_000.0)
         await until(lambda: len(mine.failed) == 2)  # The first pause is none.
-        came = True
+        away.came_back = True
         link.redial_now()
         await until(lambda: mine.up)
         await asyncio.wait_for(link.close(), DEADLINE_S)
-        await server.close()
+        await away.server.close()
 
 
 async def test_a_replica_that_a_peer_dials_dials_it_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.replication.net.links.FIRST_REDIAL_S", 1000.0)
     monkeypatch.setattr("tests.replication.running.OPTIONS", CoreOptions(election_timeout_us=10_000_000_000))
-    told, cluster, refused = Recorder(who("n1")), Cluster("n1", "n2"), list[str]()
-    server, came = LinkServer(told, ANYBODY), False
-
-    async def serve(request: web.Request) -> web.StreamResponse:
-        if not came:
-            refused.append(request.path)
-            raise web.HTTPServiceUnavailable
-        return await server.serve(request)
-
-    async with listening({"/peer": serve}) as address, calling() as session:
+    told, cluster = Recorder(who("n1")), Cluster("n1", "n2")
+    away = Away(told)
+    async with listening({"/peer": away.serve}) as address, calling() as session:
         cluster.addresses["n1"] = address
         replica = cluster.make("n2").replica
         replica.start(session, nominated=False)
-        await until(lambda: len(refused) == 2)  # The first pause is none.
-        came = True
+        await until(lambda: away.refused == 2)  # The first pause is none.
+        away.came_back = True
         async with listening({"/peer": replica.network.link_server.serve}) as its_address:
             socket, _ = await dial(session, its_address, lambda: who("n1"), "n2", "peer", trusting(None), None)
             await until(lambda: told.came)
             await socket.close()
         await replica.stop()
-        await server.close()
+        await away.server.close()
 
 
 async def test_a_removed_peer_that_called_is_dialled_until_it_has_heard_why() -> None:
     """It calls once. What it says of other members, before the link back to it is up, must not end that link."""
-    told, cluster, refused = Recorder(who("n1")), Cluster("n1", "n2"), list[str]()
-    server, came = LinkServer(told, ANYBODY), False
-
-    async def serve(request: web.Request) -> web.StreamResponse:
-        if not came:
-            refused.append(request.path)
-            raise web.HTTPServiceUnavailable
-        return await server.serve(request)
-
-    async with listening({"/peer": serve}) as address, calling() as session:
+    told, cluster = Recorder(who("n1")), Cluster("n1", "n2")
+    away = Away(told)
+    async with listening({"/peer": away.serve}) as address, calling() as session:
         replica = cluster.make("n2").replica
         network, log = replica.network, Members(voters("n2").members, (Removed("n1", b"1" * 16, 3),))
         network.book = Book("n2", lambda: (7, log), {}, {"n1": address})
         replica.start(session, nominated=False)
         async with listening({"/peer": network.link_server.serve}) as its_address:
             socket, _ = await dial(session, its_address, lambda: who("n1"), "n2", "peer", trusting(None), None)
-            await until(lambda: refused)
+            await until(lambda: away.refused)
             network.message_received(who("n1"), Directory(9, ()))
-            came = True
+            away.came_back = True
             await until(lambda: told.came)
             await socket.close()
         await replica.stop()
-        await server.close()
+        await away.server.close()
 
 
 async def test_no_task_is_left_of_links_and_streams_that_were_being_closed_when_a_replica_stopped() -> None:

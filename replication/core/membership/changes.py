@@ -62,6 +62,7 @@ class Changes:
         self._downstreams = downstreams
         self._leadership = leadership
         self.under_way: Change | None = None
+        """The change whose record is not committed yet."""
         self._unheard_since: dict[tuple[str, bytes], int] = {}
         self._paused_until = 0  # After the log refused a record.
 
