@@ -6,8 +6,6 @@ are dialled first, as this node dials them, and whatever answers as one of them,
 
 import asyncio
 import os
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Annotated
 import typer
 from aiohttp import ClientConnectorError, ClientSession, ClientSSLError, ServerTimeoutError, WSServerHandshakeError
 
-from quire.log import FEATURES, Directory, FileDirectory, LogError, LogLocked, LogOptions, log_bytes, overflow_of
+from quire.log import FEATURES, Directory, LogOptions, log_bytes
 from quire.replication.address import host_and_port
 from quire.replication.net.hello import FOREIGN_CLUSTER, LINK_FAILURES, PeerInfo, PeerRefused, dial
 from quire.replication.net.sockets import close_socket, peer_session
@@ -30,8 +28,9 @@ from ...data_dir.recovery import RecoveryPlan, make_plan, read_plan, recover, re
 from ...data_dir.survivor import Survivor, inspect
 from ...errors import ClusterError
 from ..connection import Json, fail_usage
-from ..output import Exit, complain, say, to_json
+from ..output import say, to_json
 from ..progress import shown_bytes
+from .offline import locked, options_for
 
 recover_app = typer.Typer()
 
@@ -78,7 +77,7 @@ def recover_node(
     tls = (tls_cert, tls_key, tls_ca)
     if any(tls) and not all(tls):
         fail_usage("--tls-cert, --tls-key and --tls-ca go together")
-    with _locked(data_dir) as directory:
+    with locked(data_dir) as directory:
         if cluster is None:
             refuse_unfinished(directory)
             _show(_inspected(directory, as_json), as_json=as_json)
@@ -90,29 +89,6 @@ def recover_node(
     _tell(plan, data_dir, as_json=as_json)
 
 
-@contextmanager
-def _locked(data_dir: Path) -> Generator[Directory]:
-    """The directory, locked. If it cannot be used, print why and exit."""
-    if not data_dir.is_dir():
-        fail_usage(f"{data_dir} is no directory; give the --data-dir of a node")
-    directory = FileDirectory(data_dir)
-    try:
-        directory.lock()
-    except LogLocked:
-        complain(f"{data_dir} is in use; stop that node first")
-        raise typer.Exit(Exit.FAILED) from None
-    try:
-        yield directory
-    except (ClusterError, LogError) as error:
-        complain(str(error))
-        raise typer.Exit(Exit.FAILED) from None
-    except OSError as error:
-        complain(f"{error.filename or data_dir} cannot be used: {(error.strerror or str(error)).lower()}")
-        raise typer.Exit(Exit.FAILED) from None
-    finally:
-        directory.unlock()
-
-
 def _inspected(directory: Directory, hidden: bool) -> Survivor:
     with shown_bytes("recover", log_bytes(directory), hidden=hidden) as progress:
         return inspect(directory, progress)
@@ -120,10 +96,7 @@ def _inspected(directory: Directory, hidden: bool) -> Survivor:
 
 def _options(directory: Directory) -> LogOptions:
     frame = read_genesis_file(directory)
-    largest = FRAME_LIMITS[-1] if frame is None else read_genesis(frame).limits["max_frame_bytes"]
-    segment_bytes = LogOptions().segment_bytes
-    overflow = overflow_of(segment_bytes, largest)
-    return LogOptions(segment_bytes=segment_bytes, segment_overflow_bytes=overflow, max_frame_bytes=largest)
+    return options_for(FRAME_LIMITS[-1] if frame is None else read_genesis(frame).limits["max_frame_bytes"])
 
 
 # Who answers

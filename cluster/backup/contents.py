@@ -1,0 +1,224 @@
+"""A backup as it is read: its manifests, what a restore begins from and where it ends, and its files, checked."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from hashlib import sha256
+
+from crc32c import crc32c
+
+from quire.log import Tail, walk_headers
+from quire.sm import SnapshotDamaged
+from quire.sm.snapshots.manifest import Manifest as Snapshot
+from quire.sm.snapshots.manifest import decode_manifest as decode_snapshot
+
+from .manifest import (
+    MANIFESTS,
+    BackupInvalid,
+    BackupRefused,
+    Manifest,
+    Piece,
+    SnapshotRow,
+    manifest_number,
+    read_manifest,
+    snapshot_files,
+    snapshot_manifest_key,
+    snapshot_row,
+)
+from .source import checked_range
+from .store import Store, StoreMissing
+
+MICROSECONDS = 1_000_000
+LOG_START = Tail(0, 0, 0, 0)
+
+
+def read_all(store: Store, say: Callable[[str], None]) -> list[Manifest]:
+    """The whole manifests, oldest first. Blocks.
+
+    Raises:
+        BackupRefused: there is none, or a later quire wrote one.
+        StoreFailed: the store failed.
+    """
+    keys = sorted(key for key in store.list(MANIFESTS) if manifest_number(key) is not None)
+    manifests = [manifest for key in keys if (manifest := read_manifest(store, key, say)) is not None]
+    if not manifests:
+        why = "none of its manifests is whole" if keys else "it has no manifest, which is written last"
+        raise BackupRefused(f"there is no backup in {store.name}: {why}")
+    return manifests
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What `--at` names: an index, or a time in microseconds since 1970."""
+
+    index: int | None = None
+    time: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Point":
+        """An index, or an ISO 8601 date and time; without an offset, UTC. Raises ValueError."""
+        if text.isascii() and text.isdigit():
+            return cls(index=int(text))
+        try:
+            when = datetime.fromisoformat(text)
+        except ValueError:
+            raise ValueError(f"{text!r:.40} is neither an index nor a time such as 2026-11-27T05:20:00Z") from None
+        when = when if when.tzinfo else when.replace(tzinfo=UTC)
+        return cls(time=round(when.timestamp() * MICROSECONDS))
+
+
+def choose(manifests: Sequence[Manifest], point: Point | None) -> Manifest:
+    """The manifest to restore from: the newest that has the point; without one, the newest.
+
+    Raises:
+        BackupRefused: none has it.
+    """
+    if point is None:
+        return manifests[-1]
+    if point.index is not None:
+        found = [manifest for manifest in manifests if manifest.base <= point.index <= manifest.end.index]
+        asked = f"index {point.index}"
+    else:
+        time = point.time or 0
+        found = [manifest for manifest in manifests if _begin_time(manifest) <= time <= manifest.time]
+        asked = shown_time(time)
+    if not found:
+        ranges = ", ".join(sorted({_range_of(manifest) for manifest in _widest(manifests)}))
+        raise BackupRefused(f"{asked} is not in this backup, which has {ranges}")
+    return found[-1]
+
+
+def _widest(manifests: Sequence[Manifest]) -> list[Manifest]:
+    """The manifests whose records are not all in a later one of the same chain."""
+    return [
+        one
+        for place, one in enumerate(manifests)
+        if not any(two.chain == one.chain and two.base <= one.base for two in manifests[place + 1 :])
+    ]
+
+
+def _range_of(manifest: Manifest) -> str:
+    times = f"{shown_time(_begin_time(manifest))} to {shown_time(manifest.time)}"
+    return f"[{manifest.base}, {manifest.end.index}] of {times}"
+
+
+def _begin_time(manifest: Manifest) -> int:
+    """The earliest time that can be asked for: that of the first piece that a restore to its base includes."""
+    within = [piece for piece in manifest.pieces if piece.to_index > manifest.base]
+    return within[0].times[0] if within else manifest.end.timestamp
+
+
+def shown_time(time: int) -> str:
+    """A time in microseconds since 1970, as text."""
+    return datetime.fromtimestamp(time / MICROSECONDS, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+class Contents:
+    """The files of one manifest, checked as they are read. All methods block.
+
+    Raises everywhere:
+        BackupInvalid: a file is missing, damaged, or does not join the others.
+        StoreFailed: the store failed.
+    """
+
+    def __init__(self, store: Store, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self._store = store
+
+    def piece(self, piece: Piece) -> bytes:
+        """The frames of a piece."""
+        raw = self._file(piece.file, piece.size, piece.crc)
+        begin = Tail(piece.from_index, 0, 0, piece.chain_first)
+        end = checked_range(raw, begin, piece.file).end
+        if end != Tail(piece.to_index, piece.epoch, piece.times[1], piece.chain_last):
+            raise BackupInvalid(f"{piece.file} ends at {end.index} of epoch {end.epoch}, and not as its manifest says")
+        return raw
+
+    def snapshot(self, row: SnapshotRow) -> tuple[bytes, Snapshot]:
+        """A snapshot's manifest, as bytes and decoded."""
+        key = snapshot_manifest_key(row)
+        raw = self._get(key)
+        try:
+            snapshot = decode_snapshot(raw, key)
+        except SnapshotDamaged as error:
+            raise BackupInvalid(str(error)) from error
+        if snapshot_row(snapshot) != row or snapshot.cluster_id.hex() != self.manifest.cluster_id:
+            raise BackupInvalid(f"{key} is of another snapshot than the backup's manifest says")
+        return raw, snapshot
+
+    def chunks(self, row: SnapshotRow, first: int = 0) -> Iterator[bytes]:
+        """The chunks of a snapshot from a number on; after all of them, their sha256 is checked."""
+        _, snapshot = self.snapshot(row)
+        check = sha256()
+        for key, size, crc in snapshot_files(row, snapshot)[first:]:
+            data = self._file(key, size, crc)
+            check.update(data)
+            yield data
+        if not first and check.digest() != snapshot.sha256:
+            raise BackupInvalid(f"{row.folder} is damaged: its sha256 differs")
+
+    def frames(self, from_index: int, to_index: int) -> Iterator[bytes]:
+        """The frames from a boundary up to another, in order, a piece at a time."""
+        for piece in self.manifest.pieces:
+            if piece.to_index <= from_index or piece.from_index >= to_index:
+                continue
+            raw = self.piece(piece)
+            start = 0 if piece.from_index >= from_index else _position_of(raw, from_index)
+            stop = len(raw) if piece.to_index <= to_index else _position_of(raw, to_index)
+            yield raw if (start, stop) == (0, len(raw)) else raw[start:stop]
+
+    def end_at(self, point: Point | None) -> Tail:
+        """The last frame boundary at or below an index, or the end of the last frame stamped at or before a time."""
+        if point is None:
+            return self.manifest.end
+        end = self.begin
+        for piece in self.manifest.pieces:
+            if piece.to_index <= end.index:
+                continue
+            if _reaches(point, piece.to_index, piece.times[1]):
+                end = Tail(piece.to_index, piece.epoch, piece.times[1], piece.chain_last)
+                continue
+            for _, header in walk_headers(self.piece(piece)):
+                if header.next_index > end.index:
+                    if not _reaches(point, header.next_index, header.timestamp):
+                        break
+                    end = header.tail
+            break
+        return end
+
+    @cached_property
+    def begin(self) -> Tail:
+        """The first boundary that can be restored: the beginning of the log, or the first snapshot's."""
+        if not self.manifest.base:
+            return LOG_START
+        return self.snapshot(self.manifest.snapshots[0])[1].boundary.tail
+
+    def _file(self, key: str, size: int, crc: int) -> bytes:
+        raw = self._get(key)
+        if len(raw) != size:
+            raise BackupInvalid(f"{key} has {len(raw)} bytes, and not {size}")
+        if crc32c(raw) != crc:
+            raise BackupInvalid(f"{key} is damaged: its crc32c differs")
+        return raw
+
+    def _get(self, key: str) -> bytes:
+        try:
+            return self._store.get(key)
+        except StoreMissing as error:
+            raise BackupInvalid(f"{error}: the backup has lost it") from error
+
+
+def _reaches(point: Point, index: int, time: int) -> bool:
+    """Whether a frame that ends at an index and has this time is within the point."""
+    return index <= point.index if point.index is not None else time <= (point.time or 0)
+
+
+def _position_of(raw: bytes, index: int) -> int:
+    """Where in a piece the frame that begins at an index begins."""
+    for offset, header in walk_headers(raw):
+        if header.index == index:
+            return offset
+        if header.next_index == index:
+            return offset + header.size
+    raise BackupInvalid(f"no frame begins at index {index}")

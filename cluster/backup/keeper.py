@@ -1,0 +1,128 @@
+"""A backup that is kept up to date: a run at each interval, through outages of the store and of nodes, and its lag."""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ..client import Client, ClientError
+from .manifest import BackupInvalid
+from .run import Backup, Outcome
+from .store import StoreFailed
+
+MICROSECONDS = 1_000_000
+RETRY_S = (1.0, 60.0)
+"""The pauses after failed runs: the first, and the longest."""
+
+Temporary = (ClientError, StoreFailed, BackupInvalid)
+"""What may be over at the next run: a node that sends damaged frames may not be the one that is chosen then."""
+
+
+class Lag(NamedTuple):
+    """What the backup lacks: records (None if no node says), and for how many seconds it has been so, at most."""
+
+    records: int | None
+    seconds: float
+
+    def __str__(self) -> str:
+        records = "an unknown number of" if self.records is None else f"{self.records:,}"
+        return f"{records} records and {self.seconds:.0f} s"
+
+
+class Keeper:
+    """Runs a backup again and again. Its attributes are for metrics, which another thread reads."""
+
+    def __init__(
+        self, backup: Backup, new_client: Callable[[], Client], servers: Sequence[str], clock: Callable[[], int]
+    ) -> None:
+        """`clock` gives microseconds since 1970."""
+        self._backup = backup
+        self._new_client = new_client
+        self._servers = servers
+        self._clock = clock
+        self._began = clock()
+        self._last: Outcome | None = None
+        self._level_at = clock()
+        self.failure = ""
+        """Why the last run failed; empty if it did not."""
+        self.runs, self.failures, self.put_bytes = 0, 0, 0
+
+    @property
+    def lag(self) -> Lag:
+        """What the backup lacks now, as far as the last run knows."""
+        seconds = max(0.0, (self._clock() - self._level_at) / MICROSECONDS)
+        if self._last is None or self.failure:
+            return Lag(None, seconds)
+        return Lag(self._last.committed - self._last.manifest.end.index, seconds)
+
+    @property
+    def end(self) -> int:
+        """Where the last manifest ends; 0 before the first run."""
+        return 0 if self._last is None else self._last.manifest.end.index
+
+    async def run(self) -> Outcome:
+        """One run. Raises as `Backup.run`."""
+        began = self._clock()
+        try:
+            async with self._new_client() as client:
+                outcome = await self._backup.run(client, self._servers)
+        except Temporary as error:
+            self.failures += 1
+            self.failure = str(error)
+            raise
+        self.runs += 1
+        self.put_bytes += outcome.size
+        self.failure, self._last, self._level_at = "", outcome, began
+        return outcome
+
+    async def keep(self, every_s: float, done: Callable[[Outcome], None], failed: Callable[[str], None]) -> None:
+        """Run every `every_s` seconds until cancelled. `failed` gets a sentence about each failed run.
+
+        Raises:
+            BackupRefused: another writer or history has the place; only an operator can end that.
+        """
+        pause = RETRY_S[0]
+        while True:
+            try:
+                done(await self.run())
+            except Temporary as error:
+                failed(f"the backup lags by {self.lag}: {error}; trying again in {pause:.0f} s")
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(pause * 2, every_s, RETRY_S[1])
+            else:
+                pause = RETRY_S[0]
+                await asyncio.sleep(every_s)
+
+
+class _KeeperCollector(Collector):
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric, with its value now."""
+        keeper, lag = self._keeper, self._keeper.lag
+        yield GaugeMetricFamily("quire_backup_lag_seconds", "For how long the backup may lack records", lag.seconds)
+        if lag.records is not None:
+            text = "Committed records that the last run left out"
+            yield GaugeMetricFamily("quire_backup_lag_records", text, lag.records)
+        yield GaugeMetricFamily("quire_backup_end_index", "The end of the last manifest", keeper.end)
+        runs = CounterMetricFamily("quire_backup_runs", "Runs of the backup", labels=["result"])
+        runs.add_metric(["done"], keeper.runs)
+        runs.add_metric(["failed"], keeper.failures)
+        yield runs
+        yield CounterMetricFamily("quire_backup_put_bytes", "Bytes written to the store", keeper.put_bytes)
+
+
+def serve_metrics(keeper: Keeper, host: str, port: int) -> None:
+    """Serve the metrics of a keeper at http://host:port/metrics, in a thread, until the process ends.
+
+    Raises:
+        OSError: the port cannot be used.
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_KeeperCollector(keeper))
+    start_http_server(port, host, registry)

@@ -1,0 +1,178 @@
+"""What a backup reads: one node of a cluster, over HTTP, and which node that is.
+
+A follower is preferred, so that the leader's clients feel nothing. Any node will do: only committed records are
+visible, and every node has the same ones.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+from urllib.parse import urlencode
+
+from quire.log import HEADER_BYTES, ChainBroken, FrameInvalid, Kind, Tail, decode_system, follow, walk_headers
+
+from ..client import Client, ClientError, NotFound, Status
+from ..client.transport import Reply
+from ..data_dir.survivor import HISTORY_TYPE
+from .manifest import BackupInvalid, BackupRefused
+
+RAW_FRAMES = "application/vnd.quire.frames"
+OCTETS = "application/octet-stream"
+EXPIRED = "urn:quire:problem:expired"
+ASKED_BYTES = 8 << 20
+"""Of frames, in one answer: what a node gives at most."""
+BEHIND_S = 10.0
+"""A machine that is further behind does not hold up the backup: it ends at what is committed."""
+
+
+class SourceUnavailable(ClientError):
+    """No node can be backed up now; the text says why each cannot."""
+
+
+class FramesExpired(ClientError):
+    """The source has no longer the frames that were asked for."""
+
+
+class Range(NamedTuple):
+    """Whole frames, the end of the chain after them, and the `history` records among them as (history, next index)."""
+
+    raw: bytes
+    end: Tail
+    histories: tuple[tuple[str, int], ...]
+
+
+class Source:
+    """One node, with its status of now."""
+
+    def __init__(self, client: Client, server: str, status: Status) -> None:
+        self._client = client
+        self._server = server
+        self.status = status
+
+    @property
+    def node(self) -> str:
+        """The node's id."""
+        return self.status["node_id"]
+
+    @property
+    def end(self) -> int:
+        """Where a backup of it ends now: at its applied_index, where its digest is known, unless that is far behind."""
+        if self.status["apply_lag"]["seconds"] > BEHIND_S:
+            return self.committed
+        return self.status["applied_index"]
+
+    @property
+    def committed(self) -> int:
+        """The end of what is committed and durable there."""
+        return min(self.status["commit_index"], self.status["durable_index"])
+
+    async def frames(self, begin: Tail, to_index: int) -> Range:
+        """The frames from a frame boundary on, at most ASKED_BYTES, up to the boundary `to_index`; checked.
+
+        Raises:
+            FramesExpired: the node has them no longer.
+            BackupInvalid: they do not follow `begin`, or are damaged.
+            ClientError: the node does not answer.
+        """
+        asked = {"from": begin.index, "to": to_index, "max_bytes": ASKED_BYTES, "history": self.status["history"]}
+        try:
+            reply = await self._get(f"/records?{urlencode(asked)}", RAW_FRAMES)
+        except NotFound as error:
+            if error.type != EXPIRED:
+                raise
+            raise FramesExpired(str(error)) from error
+        return checked_range(reply.body, begin, f"from {self.node}")
+
+    async def genesis(self) -> bytes:
+        """The cluster's genesis frame."""
+        return (await self._get("/admin/genesis", OCTETS)).body
+
+    async def snapshot_manifest(self, index: int) -> bytes:
+        """The manifest of a snapshot, which is then kept for a minute."""
+        return (await self._get(f"/admin/snapshots/{index}", OCTETS)).body
+
+    async def snapshot_chunk(self, index: int, number: int) -> bytes:
+        """A chunk of a snapshot, which is then kept for a minute."""
+        return (await self._get(f"/admin/snapshots/{index}/{number}", OCTETS)).body
+
+    async def _get(self, path: str, accept: str) -> Reply:
+        return await self._client.raw(path, accept, self._server)
+
+
+def checked_range(raw: bytes, begin: Tail, what: str) -> Range:
+    """Whole frames that follow `begin`.
+
+    Raises:
+        BackupInvalid: they do not, or are damaged; the text begins with `what`.
+    """
+    end, histories, view = begin, list[tuple[str, int]](), memoryview(raw)
+    try:
+        for offset, header in walk_headers(view):
+            end = follow(end, header)
+            if header.kind == Kind.SYSTEM:
+                record = decode_system(bytes(view[offset + HEADER_BYTES : offset + header.size]))
+                history = record.get("history")
+                if record["type"] == HISTORY_TYPE and isinstance(history, bytes):
+                    histories.append((history.hex(), header.index))
+    except (FrameInvalid, ChainBroken) as error:
+        raise BackupInvalid(f"{what}: the frames from index {end.index} on are damaged: {error}") from error
+    return Range(raw, end, tuple(histories))
+
+
+async def choose(client: Client, servers: Sequence[str], node: str | None, at_least: int) -> Source:
+    """The node to back up: `node`, or else a ready follower, the leader, or any, in this order.
+
+    Of several the most advanced is taken. `at_least` is the end of the last backup: a node that has not applied that
+    much has nothing to give.
+
+    Raises:
+        SourceUnavailable: there is none.
+        BackupRefused: the servers are of several histories.
+    """
+    found, failures = await _all_of(client, servers)
+    if len({source.status["history"] for source in found}) > 1:
+        nodes = ", ".join(f"{source.node} has {source.status['history']}" for source in found)
+        raise BackupRefused(f"the servers are of several histories: {nodes}; name those of one in --server")
+    if node is not None and found and node not in {source.node for source in found}:
+        failures.append(f"{node} is not among the nodes that answered ({', '.join(source.node for source in found)})")
+    usable = list[Source]()
+    for source in found:
+        if node is not None and source.node != node:
+            continue
+        if source.end < at_least:
+            failures.append(f"{source.node} has applied {source.end} records, and the backup ends at {at_least}")
+            continue
+        usable.append(source)
+    if not usable:
+        raise SourceUnavailable("; ".join(failures) or "no node answered")
+    return max(usable, key=_preference)
+
+
+def _preference(source: Source) -> tuple[bool, bool, int]:
+    status = source.status
+    return status["ready"], not status["serving"], source.end
+
+
+async def _all_of(client: Client, servers: Sequence[str]) -> tuple[list[Source], list[str]]:
+    """The formed nodes among the servers and the members that they name, one for each id; and why others are not."""
+    asked, waiting = set[str](), list(servers)
+    found, failures = dict[str, Source](), list[str]()
+    while waiting:
+        asked |= set(waiting)
+        statuses = await asyncio.gather(*(client.status(server) for server in waiting), return_exceptions=True)
+        known = set[str]()
+        for server, status in zip(waiting, statuses, strict=True):
+            match status:
+                case ClientError():
+                    failures.append(str(status))
+                case BaseException():
+                    raise status
+                case _ if "applied_index" not in status:
+                    failures.append(f"{status.get('node_id', server)} has not joined a cluster")
+                case _:
+                    found.setdefault(status["node_id"], Source(client, server, status))
+                    known |= {member["address"] for member in status["members"]}
+        named = {source.status["node_id"] for source in found.values()}
+        rows = {row["address"]: row["node_id"] for source in found.values() for row in source.status["members"]}
+        waiting = [address for address in sorted(known - asked) if rows[address] not in named]
+    return list(found.values()), failures

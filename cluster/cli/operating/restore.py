@@ -1,0 +1,92 @@
+"""`quire restore`: makes a node's data directory from a backup, offline (docs/backup.md)."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quire.replication.address import host_and_port
+
+from ...backup.contents import Contents, Point, choose, read_all, shown_time
+from ...backup.manifest import Manifest
+from ...backup.restore import Restored, Wanted, continued, plan_of
+from ...data_dir.genesis import read_genesis
+from ...data_dir.restoration import RestorePlan, check_unused, read_restore_plan, restore
+from ..backup import StoreOptions, failing, store_of
+from ..connection import Json, fail_usage
+from ..output import complain, say, to_json
+from ..progress import shown_bytes
+from .offline import locked, options_for
+
+restore_app = typer.Typer()
+
+NODE = re.compile(r"[a-z0-9-]{1,24}")
+
+
+@restore_app.command(name="restore")
+def restore_node(
+    source: Annotated[str, typer.Argument(help="A folder, or s3://, gs://, az:// or file://.")],
+    data_dir: Annotated[
+        Path, typer.Option("--data-dir", metavar="DIR", help="Where the node is made; empty or absent.")
+    ],
+    at: Annotated[
+        str | None,
+        typer.Option("--at", metavar="INDEX|TIME", help="Up to an index, or a time in ISO 8601. Default: the end."),
+    ] = None,
+    node: Annotated[
+        str | None, typer.Option("--node", metavar="ID", help="The node's id. Default: the first voter in the backup.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option("--address", metavar="HOST:PORT", help="Its address. Default: as in the backup.")
+    ] = None,
+    fork: Annotated[
+        str | None, typer.Option("--fork", metavar="NAME", help="Give the cluster another name, beside the original.")
+    ] = None,
+    store_option: StoreOptions = None,
+    as_json: Json = False,
+) -> None:
+    """Make a cluster of one node from a backup, in a history of its own.
+
+    A restore that was interrupted is finished by the same command.
+    """
+    if node is not None and not NODE.fullmatch(node):
+        fail_usage(f"--node {node!r}: an id has 1 to 24 of a-z, 0-9 and -")
+    try:
+        point = None if at is None else Point.parse(at)
+        if address is not None:
+            host_and_port(address)
+    except ValueError as error:
+        fail_usage(str(error))
+    with failing(), locked(data_dir, create=True) as directory:
+        store = store_of(source, store_option)
+        begun, wanted = read_restore_plan(directory), Wanted(point, node, address, fork)
+        check_unused(directory)
+        manifests = read_all(store, complain)
+        if begun is None:
+            contents = Contents(store, choose(manifests, point))
+            plan = plan_of(contents, wanted)
+        else:
+            plan, contents = begun, continued(begun, store, manifests, wanted)
+        manifest = contents.manifest
+        restored = Restored(contents, plan.end)
+        options = options_for(read_genesis(manifest.genesis).limits["max_frame_bytes"])
+        with shown_bytes("restore", restored.size, hidden=as_json) as progress:
+            restore(directory, plan, restored, options, progress)
+    _tell(plan, manifest, data_dir, as_json=as_json)
+
+
+def _tell(plan: RestorePlan, manifest: Manifest, data_dir: Path, *, as_json: bool) -> None:
+    start = f"quire serve --node {plan.node_id} --listen {plan.address} --data-dir {data_dir}"
+    if as_json:
+        facts: dict[str, object] = {"node_id": plan.node_id, "history": plan.history.hex(), "cluster": plan.name}
+        facts |= {"manifest": manifest.number, "end": plan.end.index, "time": plan.end.timestamp, "start": start}
+        say(to_json(facts))
+        return
+    last = f"the last is of {shown_time(plan.end.timestamp)}"
+    say(f"{plan.node_id} has the records [0, {plan.end.index}) of manifest {manifest.number}; {last}.")
+    say(f"It is the only voter, in the new history {plan.history.hex()}.")
+    say("Start it, with its other flags as before, but without --members and --join:")
+    say(f"    {start}")
+    say("Add others, which start with empty directories, as `quire members add` prints it:")
+    say(f"    quire members add NODE=HOST:PORT --server {plan.address}")
