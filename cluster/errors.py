@@ -3,8 +3,8 @@
 The classes say whose fault it was; the values are attributes:
 
 - the caller's: Malformed, CommandsRefused, QueryRefused, LimitExceeded, WrongIndex, Truncated, SequenceRefused,
-  SessionRefused, SessionOwned, SessionUnknown, NodeUnknown, MembersFull, ChangeUnderWay, ChangeRefused,
-  AddressUnusable, OutOfBounds, NotCommitted, Expired,
+  SessionRefused, SessionOwned, SessionUnknown, NodeUnknown, SnapshotUnknown, MembersFull, ChangeUnderWay,
+  ChangeRefused, AddressUnusable, OutOfBounds, NotCommitted, Expired,
   NotInThisMode, BodyTimeout, HostRefused, OriginRefused, Unauthorized, Forbidden
 - temporary, so retry here or elsewhere (nothing was written): NotLeader, NoLeader, LeaderUnreachable, Overloaded,
   NodeStopping, TransferFailed, NodeUnreachable, DiskFullError, ResourcesExhaustedError, StateUnavailable, CorruptHere,
@@ -259,6 +259,16 @@ class NodeUnknown(ClusterError):
     def __init__(self, node: str, known: list[str]) -> None:
         super().__init__(f"node {node[:40]!r} is not a member ({', '.join(known)})")
         self.node = node[:40]
+        self.known = known
+
+
+class SnapshotUnknown(ClusterError):
+    """This node has no snapshot at the index."""
+
+    def __init__(self, index: int, known: list[int]) -> None:
+        there = f"those at {', '.join(map(str, known))}" if known else "none"
+        super().__init__(f"there is no snapshot at {index} on this node, which has {there}")
+        self.index = index
         self.known = known
 
 

@@ -7,17 +7,13 @@ visible, and every node has the same ones.
 import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
-from urllib.parse import urlencode
 
 from quire.log import HEADER_BYTES, ChainBroken, FrameInvalid, Kind, Tail, decode_system, follow, walk_headers
 
 from ..client import Client, ClientError, NotFound, Status
-from ..client.transport import Reply
 from ..data_dir.survivor import HISTORY_TYPE
 from .manifest import BackupInvalid, BackupRefused
 
-RAW_FRAMES = "application/vnd.quire.frames"
-OCTETS = "application/octet-stream"
 EXPIRED = "urn:quire:problem:expired"
 ASKED_BYTES = 8 << 20
 """Of frames, in one answer: what a node gives at most."""
@@ -74,29 +70,26 @@ class Source:
             BackupInvalid: they do not follow `begin`, or are damaged.
             ClientError: the node does not answer.
         """
-        asked = {"from": begin.index, "to": to_index, "max_bytes": ASKED_BYTES, "history": self.status["history"]}
+        files, history = self._client.files, self.status["history"]
         try:
-            reply = await self._get(f"/records?{urlencode(asked)}", RAW_FRAMES)
+            raw = await files.frames(begin.index, to_index, history, self._server, ASKED_BYTES)
         except NotFound as error:
             if error.type != EXPIRED:
                 raise
             raise FramesExpired(str(error)) from error
-        return checked_range(reply.body, begin, f"from {self.node}")
+        return checked_range(raw, begin, f"from {self.node}")
 
     async def genesis(self) -> bytes:
         """The cluster's genesis frame."""
-        return (await self._get("/admin/genesis", OCTETS)).body
+        return await self._client.files.genesis(self._server)
 
     async def snapshot_manifest(self, index: int) -> bytes:
         """The manifest of a snapshot, which is then kept for a minute."""
-        return (await self._get(f"/admin/snapshots/{index}", OCTETS)).body
+        return await self._client.files.snapshot_manifest(index, self._server)
 
     async def snapshot_chunk(self, index: int, number: int) -> bytes:
         """A chunk of a snapshot, which is then kept for a minute."""
-        return (await self._get(f"/admin/snapshots/{index}/{number}", OCTETS)).body
-
-    async def _get(self, path: str, accept: str) -> Reply:
-        return await self._client.raw(path, accept, self._server)
+        return await self._client.files.snapshot_chunk(index, number, self._server)
 
 
 def checked_range(raw: bytes, begin: Tail, what: str) -> Range:
@@ -162,16 +155,15 @@ async def _all_of(client: Client, servers: Sequence[str]) -> tuple[list[Source],
         statuses = await asyncio.gather(*(client.status(server) for server in waiting), return_exceptions=True)
         known = set[str]()
         for server, status in zip(waiting, statuses, strict=True):
-            match status:
-                case ClientError():
-                    failures.append(str(status))
-                case BaseException():
-                    raise status
-                case _ if "applied_index" not in status:
-                    failures.append(f"{status.get('node_id', server)} has not joined a cluster")
-                case _:
-                    found.setdefault(status["node_id"], Source(client, server, status))
-                    known |= {member["address"] for member in status["members"]}
+            if isinstance(status, ClientError):
+                failures.append(str(status))
+            elif isinstance(status, BaseException):
+                raise status
+            elif not status.get("cluster_id"):
+                failures.append(f"{server} has not joined a cluster")
+            else:
+                found.setdefault(status["node_id"], Source(client, server, status))
+                known |= {member["address"] for member in status["members"]}
         named = {source.status["node_id"] for source in found.values()}
         rows = {row["address"]: row["node_id"] for source in found.values() for row in source.status["members"]}
         waiting = [address for address in sorted(known - asked) if rows[address] not in named]

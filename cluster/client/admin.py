@@ -20,6 +20,7 @@ from .documents import (
     document_of,
 )
 from .errors import NotFound
+from .files import NodeFiles
 from .message import pack_or_refuse
 from .transport import MSGPACK, Reply
 
@@ -106,6 +107,8 @@ class Admin:
         """The code of the machine."""
         self.membership = Membership(connection)
         """Changes of the members."""
+        self.files = NodeFiles(connection)
+        """What a backup reads of one node."""
 
     async def status(self, server: str | None = None) -> Status:
         """The status of a node: of `server`, or else of the leader or the first server that answers."""

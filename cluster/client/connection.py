@@ -97,12 +97,13 @@ class Connection:
         body: bytes | None = None,
         content_type: str | None = None,
         server: str | None = None,
+        accept: str = MSGPACK,
     ) -> Reply:
-        """The reply to a request, which may be in msgpack. Raises as `Transport.call`, and as `stream`."""
+        """The reply to a request, in `accept` or JSON. Raises as `Transport.call`, and as `stream`."""
         if self._transport is None:
             refuse_fork(self._opened_in)
             raise RuntimeError(NOT_OPEN)
-        headers = {"Accept": MSGPACK}
+        headers = {"Accept": accept}
         if content_type is not None:
             headers["Content-Type"] = content_type
         return await self._transport.call(

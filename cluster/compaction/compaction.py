@@ -21,8 +21,9 @@ from quire.sm import Sessions, SnapshotStore, StateMachine
 from ..config.serve import ServeConfig
 from ..errors import StateUnavailable
 from ..node.writing import Waiter
-from .installing import AfterInstall, Installing, StoreSource
+from .installing import AfterInstall, Installing
 from .retention import EXPIRY_PAUSE_S, Limits, Retention
+from .serving import SnapshotReads, StoreSource
 from .snapshotting import SnapshotOptions, Snapshotting
 
 journal = structlog.get_logger(__name__)
@@ -57,9 +58,10 @@ class Compaction:
             after.applying,
             SnapshotOptions(config.snapshot_records, config.snapshot_log_bytes),
             lambda: min(replica.core.commit_index, disk.log.durable_index),
-            lambda: [*_being_installed(replica), *self.server.served],
+            lambda: [*_being_installed(replica), *self.server.served, *self.reads.pinned],
             failed,
         )
+        self.reads = SnapshotReads(store)
         self.server = SnapshotServer(me, StoreSource(store), trust, replica.network.link_server.admit)
         self.installing = Installing(
             store,

@@ -16,7 +16,7 @@ from typing import ParamSpec, Protocol, TypeVar
 import structlog
 from aiohttp import ClientSession
 
-from quire.log import FEATURES, LogError, ResourcesExhausted
+from quire.log import FEATURES, LogError
 from quire.replication import Members
 from quire.replication.core import actions, events
 from quire.replication.core.messages import Snapshot
@@ -98,35 +98,6 @@ def check_history(manifest: Manifest, applier: Applier) -> None:
     boundary = manifest.boundary
     if applier.history and manifest.index > applier.sessions.history_index and boundary.history != applier.history:
         raise SnapshotRefused(f"it is of history {manifest.history.hex()}, this node of {applier.history.hex()}")
-
-
-class StoreSource:
-    """The `SnapshotSource` of a node: its store. A damaged snapshot is set aside."""
-
-    def __init__(self, store: SnapshotStore) -> None:
-        self._store = store
-
-    def manifest(self, index: int) -> bytes:
-        """The manifest of a whole snapshot."""
-        for manifest in self._store.manifests:
-            if manifest.index == index:
-                return manifest.encode()
-        raise SnapshotRefused(f"there is no snapshot at {index}")
-
-    def chunk(self, index: int, number: int) -> bytes:
-        """One chunk, verified."""
-        manifest = next((manifest for manifest in self._store.manifests if manifest.index == index), None)
-        if manifest is None or not 0 <= number < len(manifest.chunks):
-            raise SnapshotRefused(f"there is no chunk {number} of a snapshot at {index}")
-        try:
-            return self._store.chunk(manifest, number)
-        except SnapshotDamaged as damage:
-            if index not in self._store.indices:
-                raise SnapshotRefused(f"the snapshot at {index} was removed") from None
-            self._store.quarantine(index, damage)
-            raise SnapshotRefused(str(damage)) from damage
-        except (OSError, ResourcesExhausted) as error:
-            raise SnapshotRefused(f"it cannot be read: {error}") from error
 
 
 class InstalledWrites(Protocol):

@@ -6,13 +6,12 @@
 The plan is the file `recovery`. While it is there, no node starts, because some files are of the old disk and others of
 the new one. It holds all that the steps need, each step may be repeated, and the next run continues them.
 
-All records of the survivor count, unacknowledged ones too. No other node may count its old disk for anything, so the
-node gets a new one; nor may an old leader's message count, so the epoch rises by more than any that was not seen.
+All records of the survivor count, unacknowledged ones too.
 """
 
 import os
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from crc32c import crc32c
@@ -22,34 +21,24 @@ from quire.log import (
     HISTORY,
     MEMBERSHIP,
     Directory,
-    Kind,
-    Log,
     LogOptions,
     PayloadInvalid,
-    encode_frame,
-    encode_system,
     pack,
-    stored_mark,
     unpack,
-    walk_frames,
     wall_clock,
 )
-from quire.replication import Member, Members, PromiseFile, PromiseLost, Role, Witnesses, WitnessForeign
-from quire.replication.core.members import DISK_ID_BYTES, MAX_REMOVED, NO_DISK, Removed
-from quire.replication.core.messages import Promise
-from quire.replication.promises import PROMISE_FILE
-from quire.replication.witnesses import WITNESS_FILES
+from quire.replication import Role
+from quire.replication.core.members import DISK_ID_BYTES
 
 from .genesis import CLUSTER_ID_BYTES
 from .identity import DataDirRefused, read_identity, write_identity, write_whole_file
-from .survivor import HISTORY_TYPE, Survivor
+from .new_history import EPOCH_STEP, NewHistory, append_frames, open_log, replace_disk
+from .survivor import Survivor, refuse_restoring
 from .witnessed import check_epoch
 
 PLAN_FILE = "recovery"
 PLAN_VERSION = 1
 MAX_PLAN_BYTES = 1 << 20
-EPOCH_STEP = 1 << 20
-"""More epochs than the lost nodes can have begun unseen, and far fewer than a peer may be ahead (rule 18)."""
 AGAIN = "a recovery of it was interrupted; run the same `quire recover` again, which finishes it"
 
 
@@ -136,11 +125,12 @@ def read_plan(directory: Directory) -> RecoveryPlan | None:
 
 
 def refuse_unfinished(directory: Directory) -> None:
-    """Check that no recovery of the directory is unfinished.
+    """Check that no recovery of the directory is unfinished, and no restore into it.
 
     Raises:
         DataDirRefused: one is.
     """
+    refuse_restoring(directory)
     if PLAN_FILE in directory.list():
         raise DataDirRefused(directory.path, AGAIN)
 
@@ -163,15 +153,8 @@ def make_plan(
     epoch = survivor.epoch_seen + EPOCH_STEP
     check_epoch(path, "the recovery", epoch)
     disk_id, history = os.urandom(DISK_ID_BYTES), os.urandom(CLUSTER_ID_BYTES)
-    records: list[dict[str, object]] = []
-    if not {MEMBERSHIP, HISTORY} <= survivor.features:
-        records.append({"type": "features", "names": sorted(FEATURES | survivor.features)})
-    index = survivor.tail.index + len(records)
-    gone = [Removed(m.node_id, m.disk_id, index) for m in members.members if m.disk_id != NO_DISK]
-    removed = (*members.removed, *gone)[-MAX_REMOVED:]
-    rows = Members((Member(me.node_id, disk_id, at, Role.VOTER),), removed).to_record()
-    begun: dict[str, object] = {"from": [me.history, survivor.tail.index], **rows}
-    records.append({"type": HISTORY_TYPE, "history": history, "name": name, **begun})
+    begun = NewHistory(me.node_id, at, name, me.history, history, disk_id, epoch)
+    names = None if {MEMBERSHIP, HISTORY} <= survivor.features else FEATURES | survivor.features
     return RecoveryPlan(
         node_id=me.node_id,
         name=name,
@@ -184,25 +167,8 @@ def make_plan(
         epoch=epoch,
         commit_index=survivor.commit_index,
         end=survivor.tail.index,
-        frames=_frames(survivor, epoch, records, max(survivor.tail.timestamp, clock())),
+        frames=begun.frames(survivor.tail, members, names, clock()),
     )
-
-
-def _frames(survivor: Survivor, epoch: int, records: list[dict[str, object]], timestamp: int) -> bytes:
-    raw, crc = b"", survivor.tail.crc32c
-    for offset, record in enumerate(records):
-        frame = encode_frame(
-            index=survivor.tail.index + offset,
-            epoch=epoch,
-            timestamp=timestamp,
-            count=1,
-            prev_crc32c=crc,
-            kind=Kind.SYSTEM,
-            payload=encode_system(record),
-        )
-        crc = next(walk_frames(frame)).header.crc32c
-        raw += frame
-    return raw
 
 
 def recover(directory: Directory, plan: RecoveryPlan, options: LogOptions) -> None:
@@ -218,9 +184,8 @@ def recover(directory: Directory, plan: RecoveryPlan, options: LogOptions) -> No
     if PLAN_FILE not in directory.list():
         _make_durable(directory, plan, identity.cluster_id, options)
         write_whole_file(directory, PLAN_FILE, plan.to_bytes())
-    _append(directory, plan, identity.cluster_id, options)
-    _promise(directory, plan)
-    _witness(directory, plan)
+    append_frames(directory, plan.end, plan.frames, identity.cluster_id, options)
+    replace_disk(directory, plan.node_id, plan.disk_id, plan.epoch)
     write_identity(directory, replace(identity, disk_id=plan.disk_id, history=plan.history))
     directory.remove(PLAN_FILE)
     directory.sync()
@@ -228,49 +193,7 @@ def recover(directory: Directory, plan: RecoveryPlan, options: LogOptions) -> No
 
 def _make_durable(directory: Directory, plan: RecoveryPlan, cluster_id: bytes, options: LogOptions) -> None:
     """Make the records that the plan counts durable: those of a killed node may be in the page cache only."""
-    with closing(_open(directory, cluster_id, options)) as log:
+    with closing(open_log(directory, cluster_id, options)) as log:
         if log.durable_index != plan.end:
             ends = f"its log ends at {log.durable_index}, and not at {plan.end} as it was read before"
             raise DataDirRefused(directory.path, f"{ends}; run the same `quire recover` again")
-
-
-def _open(directory: Directory, cluster_id: bytes, options: LogOptions) -> Log:
-    return Log.open(directory, options, cluster_id=cluster_id, clock=wall_clock, standalone=False)
-
-
-def _append(directory: Directory, plan: RecoveryPlan, cluster_id: bytes, options: LogOptions) -> None:
-    """Append the plan's frames, unless an earlier run did; a part of them is replaced."""
-    ended = list(walk_frames(plan.frames))[-1].header
-    with closing(_open(directory, cluster_id, options)) as log:
-        if (log.tail.index, log.tail.crc32c) == (ended.next_index, ended.crc32c):
-            return
-        log.truncate(plan.end)
-        log.append_frames(plan.frames)
-        log.flush()
-
-
-def _promise(directory: Directory, plan: RecoveryPlan) -> None:
-    """Replace the promise by one of the new disk, made to this node itself in the epoch of the history record."""
-    try:
-        promises = PromiseFile.open(directory, plan.disk_id)
-    except (PromiseLost, FileNotFoundError):
-        with suppress(FileNotFoundError):
-            directory.remove(PROMISE_FILE)
-        promises = PromiseFile.create(directory, plan.disk_id)
-    with closing(promises):
-        if promises.promise.epoch < plan.epoch:
-            promises.write(Promise(plan.epoch, plan.node_id, 0))
-
-
-def _witness(directory: Directory, plan: RecoveryPlan) -> None:
-    """Replace the witnesses by those of the new disk."""
-    try:
-        witnesses = Witnesses(directory, plan.disk_id)
-    except WitnessForeign:
-        for name in WITNESS_FILES:
-            with suppress(FileNotFoundError):
-                directory.remove(name)
-        directory.sync()
-        witnesses = Witnesses(directory, plan.disk_id)
-    with closing(witnesses):
-        witnesses.settle(plan.epoch, stored_mark(directory))

@@ -33,6 +33,9 @@ from .identity import DataDirRefused, NodeIdentity, read_identity
 from .witnessed import check_end, check_files, read_witnesses
 
 HISTORY_TYPE = "history"
+RESTORING_FILE = "restoring"
+"""The marker of a restore (`restoration.py`)."""
+RESTORE_AGAIN = "a restore into it was interrupted; run the same `quire restore` again, or empty the directory"
 OTHER_SURVIVOR = "recover from another survivor, or restore a backup"
 START_ONCE = "start this node once with `quire serve`, which finishes it, stop it, and repeat this command"
 
@@ -76,6 +79,7 @@ def inspect(directory: Directory, progress: Callable[[int], None] = lambda _: No
         DataDirRefused: it is no node's, is damaged, or a change of it was interrupted.
         UnknownVersion: a later program wrote it.
     """
+    refuse_restoring(directory)
     path, identity = directory.path, read_identity(directory)
     if identity is None:
         raise DataDirRefused(path, f"it holds no node's identity: there is nothing to recover; {OTHER_SURVIVOR}")
@@ -106,6 +110,16 @@ def inspect(directory: Directory, progress: Callable[[int], None] = lambda _: No
     seen = max(promise.epoch, known.promised_epoch, known.end_epoch, tail.epoch)
     members = Members.from_record(record)
     return Survivor(identity, tail, min(max(below), tail.index), seen, members, features)
+
+
+def refuse_restoring(directory: Directory) -> None:
+    """Check that no restore into the directory is unfinished.
+
+    Raises:
+        DataDirRefused: one is.
+    """
+    if RESTORING_FILE in directory.list():
+        raise DataDirRefused(directory.path, RESTORE_AGAIN)
 
 
 def _promise_of(directory: Directory) -> Promise:

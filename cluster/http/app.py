@@ -48,6 +48,7 @@ from .routes.peers import PEER_ROUTES
 from .routes.ranges import get_records
 from .routes.records import get_index_bounds, get_record, post_records, post_truncate
 from .routes.sessions import delete_session, get_session, get_sessions, post_close, post_sessions
+from .routes.snapshots import get_chunk, get_genesis, get_snapshot
 from .routes.state import get_state, post_query
 from .routes.status import count_answer, get_healthz, get_metrics, get_readyz, get_status
 from .routes.stream import commands_stream
@@ -90,6 +91,9 @@ ROUTES = (
     Route("POST", "/admin/snapshot", post_snapshot, Role.ADMIN),
     Route("POST", "/admin/expire", post_expire, Role.ADMIN),
     Route("POST", "/admin/accept-code", post_accept_code, Role.ADMIN),
+    Route("GET", "/admin/genesis", get_genesis, Role.ADMIN),
+    Route("GET", "/admin/snapshots/{index}", get_snapshot, Role.ADMIN),
+    Route("GET", "/admin/snapshots/{index}/{chunk}", get_chunk, Role.ADMIN),
     Route("GET", "/healthz", get_healthz, Role.OPEN),
     Route("GET", "/readyz", get_readyz, Role.OPEN),
     Route("GET", "/metrics", get_metrics, Role.READ),

@@ -121,11 +121,15 @@ class SnapshotPart:
             SnapshotDamaged: a chunk, or the sha256 of all, does not match the manifest.
             SnapshotInvalid: the machine refuses its state.
         """
-        self._folder.sync()
+        self.sync()
         machine, sessions = new_machine(), new_sessions()
         name = snapshot_name(self.manifest.index)
         restore_content(self._store.pieces(self.manifest, self._name), machine, sessions, name)
         return Applier(machine, boundary=self.manifest.boundary, sessions=sessions)
+
+    def sync(self) -> None:
+        """Make the names of all chunks durable."""
+        self._folder.sync()
 
     def complete(self) -> None:
         """Turn the part into a whole snapshot; durable on return. Raises as `SnapshotStore.complete`."""
