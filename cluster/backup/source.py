@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 from quire.log import HEADER_BYTES, ChainBroken, FrameInvalid, Kind, Tail, decode_system, follow, walk_headers
 
-from ..client import Client, ClientError, NotFound, Status
+from ..client import Client, ClientError, NotFound, Status, Unavailable
 from ..data_dir.survivor import HISTORY_TYPE
 from .manifest import BackupInvalid, BackupRefused
 
 EXPIRED = "urn:quire:problem:expired"
 ASKED_BYTES = 8 << 20
 """Of frames, in one answer: what a node gives at most."""
+STATUS_TIMEOUT_S = 5.0
 BEHIND_S = 10.0
 """A machine that is further behind does not hold up the backup: it ends at what is committed."""
 
@@ -146,19 +147,30 @@ def _preference(source: Source) -> tuple[bool, bool, int]:
     return status["ready"], not status["serving"], source.end
 
 
+async def _status_of(client: Client, server: str) -> Status | str:
+    """The status of a node, or why there is none."""
+    try:
+        async with asyncio.timeout(STATUS_TIMEOUT_S):
+            return await client.status(server)
+    except TimeoutError:
+        return f"{server} does not answer"
+    except Unavailable as error:
+        return error.reason
+    except ClientError as error:
+        return str(error)
+
+
 async def _all_of(client: Client, servers: Sequence[str]) -> tuple[list[Source], list[str]]:
     """The formed nodes among the servers and the members that they name, one for each id; and why others are not."""
     asked, waiting = set[str](), list(servers)
     found, failures = dict[str, Source](), list[str]()
     while waiting:
         asked |= set(waiting)
-        statuses = await asyncio.gather(*(client.status(server) for server in waiting), return_exceptions=True)
+        statuses = await asyncio.gather(*(_status_of(client, server) for server in waiting))
         known = set[str]()
         for server, status in zip(waiting, statuses, strict=True):
-            if isinstance(status, ClientError):
-                failures.append(str(status))
-            elif isinstance(status, BaseException):
-                raise status
+            if isinstance(status, str):
+                failures.append(status)
             elif not status.get("cluster_id"):
                 failures.append(f"{server} has not joined a cluster")
             else:

@@ -310,7 +310,9 @@ def run() -> None:
     """Run the command that the arguments name, and exit with its code."""
     sys.stderr = EscapingStream(sys.stderr)  # For what typer, or Python itself, says of arguments and of errors.
     for group in _groups_of(sys.argv[1:]):
-        app.add_typer(group.load(), name=group.name)
+        loaded: typer.Typer = group.load()
+        is_command = [command.name for command in loaded.registered_commands] == [group.name]
+        app.add_typer(loaded, name=None if is_command else group.name)
     app(prog_name="quire")
 
 
