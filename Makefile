@@ -1,8 +1,8 @@
-# Every target does its own set-up: a virtual environment in .venv with packages from PyPI, and for the tests a toxiproxy
-# server in .cache and a Java for Spark. Install only Python 3.11 or newer, make and git beforehand.
+# Every target does its own set-up: a virtual environment in .venv with packages from PyPI, and for the tests two
+# servers in .cache and a Java for Spark. Install only Python 3.11 or newer, make and git beforehand.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compose-demo check test test-all test-rest tidy soak soak-log soak-processes soak-retriers soak-lasting soak-overload soak-hostile soak-hellos soak-messages soak-pipeline soak-faults soak-members soak-histories lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment toxiproxy java
+.PHONY: help demo compose-demo check test test-all test-rest tidy soak soak-log soak-processes soak-retriers soak-lasting soak-overload soak-hostile soak-hellos soak-messages soak-pipeline soak-faults soak-members soak-histories lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment go-tools java
 
 BIN := .venv/bin
 
@@ -28,17 +28,17 @@ check: dev-environment ## in a minute: lint, tidy tests, synchronous unit tests,
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/python -m pytest -q -n 2 --durations=0 --durations-min=2 -m "not alone and not slow and not full" $(QUICK)
 
-test: dev-environment toxiproxy java ## before a commit is pushed: every package, one test of each kind (ARGS=...: what to pass to pytest)
+test: dev-environment go-tools java ## before a commit is pushed: every package, one test of each kind (ARGS=...: what to pass to pytest)
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
 	$(RUN_TESTS) -m "not full"
 endif
 
-test-all: dev-environment toxiproxy java ## every test there is
+test-all: dev-environment go-tools java ## every test there is
 	$(RUN_TESTS) -m "full or not full"
 
-test-rest: dev-environment toxiproxy java ## what test-all runs and test does not
+test-rest: dev-environment go-tools java ## what test-all runs and test does not
 	$(RUN_TESTS) -m full
 
 soak: soak-log soak-processes soak-retriers soak-lasting soak-overload soak-hostile soak-hellos soak-messages soak-pipeline soak-faults soak-members soak-histories ## long runs of the tests; the last goes on until a rule breaks (FROM=seed, JOBS=processes)
@@ -46,7 +46,7 @@ soak: soak-log soak-processes soak-retriers soak-lasting soak-overload soak-host
 soak-log: dev-environment
 	$(BIN)/python -m tests.log $(ARGS)
 
-soak-processes: dev-environment toxiproxy java
+soak-processes: dev-environment go-tools java
 	$(BIN)/python -m pytest -m soak $(ARGS)
 
 soak-retriers: dev-environment
@@ -70,7 +70,7 @@ soak-messages: dev-environment
 soak-pipeline: dev-environment java
 	PIPELINE_RECORDS=10000000 PIPELINE_KILLS=20 $(BIN)/python -m pytest tests/pipeline $(ARGS)
 
-soak-faults: dev-environment toxiproxy
+soak-faults: dev-environment go-tools
 	$(BIN)/python -m tests.faults --page
 	$(BIN)/python -m tests.faults --slow-follower 5
 	$(BIN)/python -m tests.faults --seed $(or $(FROM),10) --minutes 30 --page
@@ -112,8 +112,8 @@ run-environment:
 dev-environment:
 	@tests/setup/python.sh dev
 
-toxiproxy: dev-environment
-	@tests/setup/toxiproxy.sh
+go-tools: dev-environment
+	@tests/setup/go_tools.sh
 
 java:
 	@tests/setup/java.sh

@@ -2,7 +2,7 @@
 # Builds local substitutes, under the same names, for the images that deploy/ uses, if no image can be pulled.
 #
 #   deploy/standins.sh base IMAGE          Python and certificates, from Debian's packages; needs root, takes a minute
-#   deploy/standins.sh toxiproxy IMAGE     only the pinned server that the tests use (tests/setup/toxiproxy.sh)
+#   deploy/standins.sh toxiproxy IMAGE     only the pinned server that the tests use (tests/setup/go_tools.sh toxiproxy-server)
 #
 # Does nothing if the image exists. The base image gets this machine's certificates, so that pip trusts its package index.
 set -euo pipefail
@@ -34,7 +34,7 @@ base() {
 }
 
 toxiproxy() {
-    tests/setup/toxiproxy.sh
+    tests/setup/go_tools.sh toxiproxy-server
     cp -L .cache/bin/toxiproxy-server "$work/toxiproxy"
     printf '%s\n' 'FROM scratch' 'COPY toxiproxy /toxiproxy' 'ENTRYPOINT ["/toxiproxy"]' >"$work/Dockerfile"
     docker build --quiet --tag "$image" "$work" >/dev/null

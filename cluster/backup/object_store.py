@@ -146,12 +146,14 @@ class ObjectStore:
         try:
             yield
         except (errors.NotFoundError, FileNotFoundError) as error:
-            if _code_of(error) == "NoSuchBucket":
-                raise StoreRefused(f"{self._name} does not exist: create the bucket first") from None
-            raise StoreMissing(key, self._name) from None
-        except errors.AlreadyExistsError:
-            raise StoreTaken(key) from None
-        except errors.PreconditionError:
+            match _code_of(error):
+                case "" | "NoSuchKey" | "BlobNotFound":
+                    raise StoreMissing(key, self._name) from None
+                case "NoSuchBucket" | "ContainerNotFound":
+                    raise StoreRefused(f"{self._name} does not exist: create the bucket first") from None
+                case _:  # Such as a caller whom the store does not know: nothing is said about the object.
+                    raise _failure_of(self._name, error) from None
+        except (errors.AlreadyExistsError, errors.PreconditionError):
             raise StoreTaken(key) from None
         except (errors.NotSupportedError, NotImplementedError):
             raise StoreRefused(

@@ -171,7 +171,7 @@ def find_server() -> Path:
     for path in [CACHED_SERVER, *([Path(found)] if found else [])]:
         if path.exists() and VERSION in _version_of(path):
             return path
-    raise ToxiproxyError(f"no toxiproxy-server {VERSION} at {CACHED_SERVER} or on PATH: run tests/setup/toxiproxy.sh")
+    raise ToxiproxyError(f"no toxiproxy-server {VERSION} at {CACHED_SERVER} or on PATH: run tests/setup/go_tools.sh")
 
 
 def _version_of(path: Path) -> str:

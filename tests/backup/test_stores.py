@@ -1,0 +1,251 @@
+"""Folders and object stores hold a backup alike, and say in one sentence what is wrong with them."""
+
+import errno
+import os
+import re
+from collections.abc import Generator
+from pathlib import Path
+from secrets import token_hex
+
+import pytest
+
+from quire.cluster.backup.object_store import Patience, check_conditional, open_store
+from quire.cluster.backup.store import (
+    FolderStore,
+    Store,
+    StoreFailed,
+    StoreMissing,
+    StoreRefused,
+    StoreTaken,
+)
+from tests.backup.faulty_gateway import Fault, FaultyGateway, faulty_gateway
+from tests.backup.gateway import BUCKET, QUICK, Gateway, options_for
+from tests.ports import HOST, free_ports
+
+HASTY = Patience(connect_s=2.0, request_s=0.5, retry_s=1.0, retries=1)
+
+
+@pytest.fixture(params=["folder", pytest.param("gateway", marks=pytest.mark.slow)])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "folder":
+        return FolderStore(tmp_path / "b")
+    gateway: Gateway = request.getfixturevalue("gateway")
+    return open_store(f"s3://{BUCKET}/{token_hex(4)}", gateway.options, QUICK)
+
+
+def test_what_is_put_is_got_listed_and_deleted(store: Store) -> None:
+    store.put("frames/a", b"one")
+    store.put("frames/a", b"two")
+    store.put("snapshots/1/manifest", b"three")
+
+    assert store.get("frames/a") == b"two"
+    listed = store.list("frames/")
+    assert {key: each.size for key, each in listed.items()} == {"frames/a": 3}
+    assert listed["frames/a"].modified > 1_700_000_000
+    assert list(store.list("snapshots/")) == ["snapshots/1/manifest"]
+    assert store.list("nothing/") == {}
+    store.delete(["frames/a", "frames/never"])
+    store.delete([])
+    with pytest.raises(StoreMissing, match="frames/a is not in"):
+        store.get("frames/a")
+    assert store.list("frames/") == {}
+
+
+def test_a_key_is_created_once(store: Store) -> None:
+    store.create("manifests/1", b"first")
+
+    with pytest.raises(StoreTaken):
+        store.create("manifests/1", b"second")
+
+    assert store.get("manifests/1") == b"first"
+    assert len(store.list("manifests/")) == 1
+    check_conditional(store)
+    assert store.list("probe/") == {}
+
+
+def test_a_large_object_comes_back_whole(store: Store) -> None:
+    data = os.urandom(33 << 20)
+
+    store.put("frames/large", data)
+
+    assert store.get("frames/large") == data
+
+
+# Folders
+
+
+def test_a_folder_s_files_are_named_only_when_they_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    order = FolderStore(tmp_path)
+    sync, rename = os.fsync, Path.rename
+
+    def noted_sync(descriptor: int) -> None:
+        synced.append("sync")
+        sync(descriptor)
+
+    def noted_rename(path: Path, target: Path) -> Path:
+        synced.append("rename")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", noted_sync)
+    monkeypatch.setattr(Path, "rename", noted_rename)
+    order.put("frames/a", b"one")
+
+    # The two new folders, the file, its name, the folder that has the name.
+    assert synced == ["sync", "sync", "rename", "sync"]
+
+
+def test_a_full_disk_leaves_nothing_behind_and_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "frames").mkdir()
+    monkeypatch.setattr(os, "fsync", full)
+
+    with pytest.raises(StoreFailed, match="frames/a cannot be written: no space left on device"):
+        FolderStore(tmp_path).put("frames/a", b"one")
+
+    assert list((tmp_path / "frames").iterdir()) == []
+
+
+def test_a_folder_without_hard_links_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(_: object, __: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", no_links)
+
+    with pytest.raises(StoreRefused, match="has no hard links, by which two writers are told apart; choose another"):
+        check_conditional(FolderStore(tmp_path))
+
+
+def test_a_file_where_a_folder_should_be_is_said(tmp_path: Path) -> None:
+    (tmp_path / "b").write_text("a file")
+
+    with pytest.raises(StoreFailed, match=r"b/frames/a cannot be written: (not a directory|file exists)"):
+        FolderStore(tmp_path / "b").put("frames/a", b"one")
+    with pytest.raises(StoreFailed, match="cannot be listed: not a directory"):
+        FolderStore(tmp_path / "b").list("frames/")
+
+
+# What a store is called
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "sentence"),
+    [
+        ("ftp://host/x", {}, r"ftp://host/x is no place for a backup; give a folder, or s3://BUCKET/PREFIX"),
+        ("", {}, "names no folder"),
+        ("file://", {}, "names no folder"),
+        ("/tmp/b", {"region": "x"}, "a folder has no options such as 'region'; leave out --store-option"),
+        ("s3://", {}, "s3:// cannot be opened"),
+        ("s3://b/x", {"bogus": "hunter2hunter2"}, "s3://b/x cannot be opened with the options bogus: .*'bogus'"),
+        ("s3://b/x", {"allow_http": "perhaps"}, "with the options allow_http"),
+        ("s3://b/x", {"timeout": "soon"}, "with the options timeout"),
+        ("az://b/x", {}, "az://b/x cannot be opened: .*Account must be specified"),
+    ],
+)
+def test_a_place_that_is_none_and_an_unknown_option_are_refused_in_one_line(
+    url: str, options: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(StoreRefused, match=sentence) as caught:
+        open_store(url, options)
+
+    assert "\n" not in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_panic_of_the_library_is_an_error_of_the_store() -> None:
+    store = open_store("s3://b/x", {**options_for(1), "endpoint": "no url at all"}, HASTY)
+
+    with pytest.raises(StoreFailed, match="s3://b/x failed"):
+        store.get("frames/a")
+
+
+def test_credentials_in_a_url_are_not_shown() -> None:
+    assert open_store("s3://key:secret@b/x?token=secret", options_for(1)).name == "s3://b/x"
+
+
+# Object stores that fail
+
+
+@pytest.fixture
+def faulty(gateway: Gateway) -> Generator[FaultyGateway]:
+    with faulty_gateway(gateway) as proxy:
+        yield proxy
+
+
+def through(proxy: FaultyGateway, patience: Patience = QUICK, **options: str) -> Store:
+    return open_store(f"s3://{BUCKET}/{token_hex(4)}", {**options_for(proxy.port), **options}, patience)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"secret_access_key": "wrong"}, "refuses the credentials .SignatureDoesNotMatch.; set its credentials"),
+        ({"access_key_id": "nobody"}, "s3://backups/lab failed: XAdminUserNotFound"),
+    ],
+)
+def test_wrong_credentials_are_refused_with_what_to_do(
+    gateway: Gateway, options: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(StoreFailed, match=sentence):
+        open_store(gateway.url, {**gateway.options, **options}, QUICK).put("frames/a", b"one")
+
+
+@pytest.mark.slow
+def test_a_bucket_that_is_not_there_is_said(gateway: Gateway) -> None:
+    with pytest.raises(StoreRefused, match="s3://elsewhere/x does not exist: create the bucket first"):
+        open_store("s3://elsewhere/x", gateway.options, QUICK).put("frames/a", b"one")
+
+
+def test_a_gateway_that_is_down_is_said_in_one_line() -> None:
+    (port,) = free_ports(1)
+    store = open_store(f"s3://{BUCKET}/x", options_for(port), HASTY)
+
+    with pytest.raises(StoreFailed, match=re.escape(f"{HOST}:{port}")) as caught:
+        store.get("frames/a")
+
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.DROPPED, Fault.UNANSWERED, Fault.CUT, Fault.STALLED])
+def test_a_fault_that_passes_is_survived_and_one_that_stays_is_said(faulty: FaultyGateway, fault: Fault) -> None:
+    store = through(faulty, HASTY._replace(retries=3, retry_s=20.0))
+    store.put("frames/a", b"one" * 1000)
+    began = len(faulty.requests)
+    faulty.choose = lambda number, method, path: fault if number == began else Fault.NONE
+    assert store.get("frames/a") == b"one" * 1000
+
+    faulty.choose = lambda number, method, path: fault
+    for call in (lambda: store.get("frames/a"), lambda: store.list("frames/")):
+        with pytest.raises(StoreFailed):
+            call()
+
+
+@pytest.mark.slow
+def test_a_create_whose_answer_was_lost_finds_its_own_object(faulty: FaultyGateway) -> None:
+    store = through(faulty)
+    began = len(faulty.requests)
+    faulty.choose = lambda number, method, path: Fault.UNANSWERED if number == began else Fault.NONE
+
+    with pytest.raises(StoreTaken):
+        store.create("manifests/1", b"mine")
+
+    assert store.get("manifests/1") == b"mine"
+
+
+@pytest.mark.slow
+def test_a_store_that_replaces_what_it_was_asked_to_create_is_refused(faulty: FaultyGateway) -> None:
+    faulty.choose = lambda number, method, path: Fault.REPLACED
+
+    with pytest.raises(StoreRefused, match="two writers could not be told apart; choose another store"):
+        check_conditional(through(faulty))
+
+
+def test_without_obstore_the_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "obstore", None)
+
+    with pytest.raises(StoreRefused, match=r"run pip install 'quire\[backup\]'"):
+        open_store("s3://b/x", {})
