@@ -1,6 +1,7 @@
 """A proxy before an S3 gateway that fails, by the number of the request."""
 
 import http.client
+import shutil
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
@@ -40,7 +41,7 @@ class FaultyGateway:
 
     def __init__(self, gateway: Gateway) -> None:
         self.target = gateway.port
-        self._root = gateway.folder.parent
+        self._root = gateway.folder.parents[1]
         self.choose: Choose = lambda number, method, path: Fault.NONE
         self.requests: list[tuple[str, str]] = []
         self.ended = threading.Event()
@@ -69,7 +70,9 @@ class FaultyGateway:
 
     def forget(self, path: str) -> None:
         """Remove an object behind the gateway's back, so that a put finds nothing there."""
-        (self._root / path.partition("?")[0].lstrip("/")).unlink(missing_ok=True)
+        key = path.partition("?")[0].lstrip("/")
+        (self._root / "root" / key).unlink(missing_ok=True)
+        shutil.rmtree(self._root / "sidecar" / key, ignore_errors=True)
 
 
 class _Server(ThreadingHTTPServer):
