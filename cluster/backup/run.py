@@ -54,7 +54,6 @@ ATTEMPTS = 3
 """A run begins anew if the store turns out to have lost a file, or the source expires frames, while it runs."""
 ADOPTED_S = keeping.ORPHAN_S / 2
 """A chunk that a run left which was cut short is used only if it is younger: older ones may be deleted meanwhile."""
-CHUNKS_AT_ONCE = 2
 FREE_SNAPSHOT_BYTES = 1 << 20
 """A snapshot of this size is always worth it."""
 MICROSECONDS = 1_000_000
@@ -253,7 +252,8 @@ class _Run:
         """
         begin = end = self.chain.end
         waiting, size, since = list[Range](), 0, 0
-        reading = asyncio.create_task(self._source.frames(end, to_index))
+        asked = min(ASKED_BYTES, self._piece_bytes // 2)
+        reading = asyncio.create_task(self._source.frames(end, to_index, asked))
         try:
             while end.index < to_index:
                 waiting.append(found := await reading)
@@ -261,8 +261,8 @@ class _Run:
                     raise BackupInvalid(f"{self._source.node} sent no frames from index {end.index} on")
                 size, end = size + len(found.raw), found.end
                 if end.index < to_index:
-                    reading = asyncio.create_task(self._source.frames(end, to_index))
-                if size + ASKED_BYTES <= self._piece_bytes and end.index < to_index:
+                    reading = asyncio.create_task(self._source.frames(end, to_index, asked))
+                if size + asked <= self._piece_bytes and end.index < to_index:
                     continue
                 await asyncio.to_thread(self._put_piece, begin, waiting)
                 begin, since, waiting, size = end, since + size, [], 0
@@ -329,23 +329,15 @@ class _Run:
             snapshot = decode_snapshot(raw, str(index))
         except SnapshotDamaged as error:
             raise BackupInvalid(f"from {self._source.node}: {error}") from error
-        row, limit = snapshot_row(snapshot), asyncio.Semaphore(CHUNKS_AT_ONCE)
-
-        async def put(number: int, key: str, size: int, crc: int) -> None:
-            async with limit:
-                data = await self._source.snapshot_chunk(index, number)
-                if len(data) != size or crc32c(data) != crc:
-                    raise BackupInvalid(
-                        f"from {self._source.node}: chunk {number} of the snapshot at {index} is damaged"
-                    )
-                await asyncio.to_thread(self._store.put, key, data)
-                self.put_bytes += size
-
-        files = enumerate(snapshot_files(row, snapshot))
-        async with asyncio.TaskGroup() as group:
-            for number, (key, size, crc) in files:
-                if key not in self._files or self._files[key].size != size:
-                    group.create_task(put(number, key, size, crc))
+        row = snapshot_row(snapshot)
+        for number, (key, size, crc) in enumerate(snapshot_files(row, snapshot)):
+            if key in self._files and self._files[key].size == size:
+                continue
+            data = await self._source.snapshot_chunk(index, number)
+            if len(data) != size or crc32c(data) != crc:
+                raise BackupInvalid(f"from {self._source.node}: chunk {number} of the snapshot at {index} is damaged")
+            await asyncio.to_thread(self._store.put, key, data)
+            self.put_bytes += size
         await asyncio.to_thread(self._store.put, snapshot_manifest_key(row), raw)
         return snapshot
 

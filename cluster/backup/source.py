@@ -63,8 +63,8 @@ class Source:
         """The end of what is committed and durable there."""
         return min(self.status["commit_index"], self.status["durable_index"])
 
-    async def frames(self, begin: Tail, to_index: int) -> Range:
-        """The frames from a frame boundary on, at most ASKED_BYTES, up to the boundary `to_index`; checked.
+    async def frames(self, begin: Tail, to_index: int, max_bytes: int = ASKED_BYTES) -> Range:
+        """The frames from a frame boundary on, up to the boundary `to_index`, checked; one at least.
 
         Raises:
             FramesExpired: the node has them no longer.
@@ -73,7 +73,7 @@ class Source:
         """
         files, history = self._client.files, self.status["history"]
         try:
-            raw = await files.frames(begin.index, to_index, history, self._server, ASKED_BYTES)
+            raw = await files.frames(begin.index, to_index, history, self._server, max_bytes)
         except NotFound as error:
             if error.type != EXPIRED:
                 raise

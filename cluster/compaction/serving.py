@@ -1,7 +1,7 @@
 """This node's snapshots as others read them: peers that install one, and backups, chunk by chunk.
 
 A backup has no connection of its own that would hold a snapshot. So each of its requests keeps the snapshot for
-`PINNED_S`, and at most PINS_LIMIT snapshots are kept so.
+`PINNED_S`. At most PINS_LIMIT snapshots are kept so: the one that was read last the longest ago is given up first.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from quire.log import ResourcesExhausted
 from quire.replication.net.snapshots import SnapshotRefused
 from quire.sm import SnapshotDamaged, SnapshotStore
 
-from ..errors import CorruptHere, Malformed, Overloaded, SnapshotUnknown
+from ..errors import CorruptHere, Malformed, SnapshotUnknown
 from .forked import in_thread
 
 PINNED_S = 60.0
@@ -73,7 +73,6 @@ class SnapshotReads:
 
         Raises:
             SnapshotUnknown: there is no snapshot at the index.
-            Overloaded: PINS_LIMIT others are being read.
         """
         self._pin(index)
         try:
@@ -85,7 +84,7 @@ class SnapshotReads:
         """A chunk of a snapshot, which is kept for PINNED_S.
 
         Raises:
-            SnapshotUnknown, Overloaded: as `manifest`.
+            SnapshotUnknown: as `manifest`.
             Malformed: the snapshot has no such chunk.
             CorruptHere: it cannot be read, or is damaged; then the snapshot no longer counts.
         """
@@ -102,6 +101,7 @@ class SnapshotReads:
     def _pin(self, index: int) -> None:
         if index not in (known := self._store.indices):
             raise SnapshotUnknown(index, known)
-        if index not in (pinned := self.pinned) and len(pinned) >= PINS_LIMIT:
-            raise Overloaded(PINNED_S, f"{PINS_LIMIT} other snapshots are being read")
+        self._pins.pop(index, None)
         self._pins[index] = self._now() + PINNED_S
+        while len(self._pins) > PINS_LIMIT:
+            del self._pins[next(iter(self._pins))]
