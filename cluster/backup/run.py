@@ -123,9 +123,7 @@ class Backup:
         files = await asyncio.to_thread(_files_of, self._store)
         young = self._clock() / MICROSECONDS - ADOPTED_S
         last = manifests[-1] if manifests else None
-        source = await choose(client, servers, self._node, 0 if last is None else last.end.index)
-        if last is not None:
-            _refuse_foreign(self._store.name, last, source)
+        source = await choose(client, servers, self._node, self._store.name, last)
         adopted = {key: stored for key, stored in files.items() if stored.modified > young}
         run = _Run(self._store, source, adopted, self._damaged, self._piece_bytes)
         chain = None if last is None else self._continued(last, source, files)
@@ -340,20 +338,6 @@ class _Run:
             self.put_bytes += size
         await asyncio.to_thread(self._store.put, snapshot_manifest_key(row), raw)
         return snapshot
-
-
-def _refuse_foreign(place: str, last: Manifest, source: Source) -> None:
-    """Raise BackupRefused if the place has the backup of another cluster or history."""
-    cluster, history = source.status["cluster_id"], source.status["history"]
-    if last.cluster_id != cluster:
-        what = f"the cluster {last.cluster_id}, and this one is {cluster}"
-    elif last.history != history:
-        what = (
-            f"the history {last.history}, and the cluster has the history {history} since it was recovered or restored"
-        )
-    else:
-        return
-    raise BackupRefused(f"{place} has a backup of {what}; choose another place, and keep this one")
 
 
 def _files_of(store: Store) -> dict[str, Stored]:

@@ -12,7 +12,7 @@ from quire.log import HEADER_BYTES, ChainBroken, FrameInvalid, Kind, Tail, decod
 
 from ..client import Client, ClientError, NotFound, Status, Unavailable
 from ..data_dir.survivor import HISTORY_TYPE
-from .manifest import BackupInvalid, BackupRefused
+from .manifest import BackupInvalid, BackupRefused, Manifest
 
 EXPIRED = "urn:quire:problem:expired"
 ASKED_BYTES = 8 << 20
@@ -113,20 +113,23 @@ def checked_range(raw: bytes, begin: Tail, what: str) -> Range:
     return Range(raw, end, tuple(histories))
 
 
-async def choose(client: Client, servers: Sequence[str], node: str | None, at_least: int) -> Source:
+async def choose(client: Client, servers: Sequence[str], node: str | None, place: str, last: Manifest | None) -> Source:
     """The node to back up: `node`, or else a ready follower, the leader, or any, in this order.
 
-    Of several the most advanced is taken. `at_least` is the end of the last backup: a node that has not applied that
-    much has nothing to give.
+    Of several the most advanced is taken. `last` is the last manifest in `place`: a node that has not applied that much
+    has nothing to give.
 
     Raises:
         SourceUnavailable: there is none.
-        BackupRefused: the servers are of several histories.
+        BackupRefused: the servers are of several histories, or the place has the backup of another.
     """
     found, failures = await _all_of(client, servers)
     if len({source.status["history"] for source in found}) > 1:
         nodes = ", ".join(f"{source.node} has {source.status['history']}" for source in found)
         raise BackupRefused(f"the servers are of several histories: {nodes}; name those of one in --server")
+    if last is not None and found:
+        _refuse_foreign(place, last, found[0])
+    at_least = 0 if last is None else last.end.index
     if node is not None and found and node not in {source.node for source in found}:
         failures.append(f"{node} is not among the nodes that answered ({', '.join(source.node for source in found)})")
     usable = list[Source]()
@@ -140,6 +143,20 @@ async def choose(client: Client, servers: Sequence[str], node: str | None, at_le
     if not usable:
         raise SourceUnavailable("; ".join(failures) or "no node answered")
     return max(usable, key=_preference)
+
+
+def _refuse_foreign(place: str, last: Manifest, source: Source) -> None:
+    """Raise BackupRefused if the place has the backup of another cluster or history."""
+    cluster, history = source.status["cluster_id"], source.status["history"]
+    if last.cluster_id != cluster:
+        what = f"the cluster {last.cluster_id}, and this one is {cluster}"
+    elif last.history != history:
+        what = (
+            f"the history {last.history}, and the cluster has the history {history} since it was recovered or restored"
+        )
+    else:
+        return
+    raise BackupRefused(f"{place} has a backup of {what}; choose another place, and keep this one")
 
 
 def _preference(source: Source) -> tuple[bool, bool, int]:

@@ -66,7 +66,8 @@ def run(store: Store, cluster: Cluster, **options: object) -> Outcome:
     said: list[str] = []
 
     async def once() -> Outcome:
-        backup = Backup(store, wall_clock, said.append, piece_bytes=PIECE_BYTES, **options)  # type: ignore[arg-type]
+        asked = {"piece_bytes": PIECE_BYTES, **options}
+        backup = Backup(store, wall_clock, said.append, **asked)  # type: ignore[arg-type]
         async with quire_client.connect(cluster.servers, timeout_s=20) as client:
             return await backup.run(client, cluster.servers.split(","))
 
