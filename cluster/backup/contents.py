@@ -77,7 +77,8 @@ def choose(manifests: Sequence[Manifest], point: Point | None) -> Manifest:
     if point is None:
         return manifests[-1]
     if point.index is not None:
-        found = [manifest for manifest in manifests if manifest.base <= point.index <= manifest.end.index]
+        # Below 1 there is not even a genesis.
+        found = [each for each in manifests if max(each.base, 1) <= point.index <= each.end.index]
         asked = f"index {point.index}"
     else:
         time = point.time or 0

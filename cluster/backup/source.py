@@ -61,7 +61,7 @@ class Source:
     @property
     def committed(self) -> int:
         """The end of what is committed and durable there."""
-        return min(self.status["commit_index"], self.status["durable_index"])
+        return committed_end(self.status["commit_index"], self.status["durable_index"])
 
     async def frames(self, begin: Tail, to_index: int, max_bytes: int = ASKED_BYTES) -> Range:
         """The frames from a frame boundary on, up to the boundary `to_index`, checked; one at least.
@@ -91,6 +91,11 @@ class Source:
     async def snapshot_chunk(self, index: int, number: int) -> bytes:
         """A chunk of a snapshot, which is then kept for a minute."""
         return await self._client.files.snapshot_chunk(index, number, self._server)
+
+
+def committed_end(commit_index: int, durable_index: int) -> int:
+    """The end of what a node's backup may hold: sealed segments and the tail may hold more, which may be truncated."""
+    return min(commit_index, durable_index)
 
 
 def checked_range(raw: bytes, begin: Tail, what: str) -> Range:

@@ -83,6 +83,7 @@ class Report:
             "changes",
             "removals",
             "recoveries",
+            "restores",
         ):
             self.totals[name] += getattr(counts, name)
         if outcome.failure:

@@ -61,6 +61,7 @@ class Counts:
     changes: int = 0
     removals: int = 0
     recoveries: int = 0
+    restores: int = 0
     faults: dict[str, int] = field(default_factory=dict)
 
 

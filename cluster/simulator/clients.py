@@ -217,7 +217,7 @@ class Client:
             self.schedule.later(1_000, self._arrive, self.node, attempt)
 
     def _arrive(self, node: Node, attempt: Attempt) -> None:
-        if node.runs:
+        if node.runs and (not node.is_restored or node.checks is self.checks):
             node.run(node.life, self._ask, node, attempt)
         else:
             self.schedule.later(self._delay(), self._fails, attempt)

@@ -10,6 +10,7 @@ from quire.log import Kind, encode_frame, encode_system
 from quire.replication import Member, Members, Role
 from quire.replication.core import events
 
+from ..data_dir.genesis import FRAME_LIMITS
 from .checks import Counts, Violation
 from .clients import Client, Order
 from .clock import SECOND, START_CLOCK, Clocks, Schedule
@@ -17,6 +18,7 @@ from .disks import Latency
 from .form import Form
 from .machine import Model
 from .membership.recovery import Recovery
+from .membership.restoration import Restoration
 from .membership.rules import MemberChecks
 from .nemesis import Nemesis
 from .network import Link, Network
@@ -109,7 +111,7 @@ class History:
             **members.to_record(),
             "machine": ["tally", 1],
             "initial": None,
-            "limits": {"max_frame_bytes": settings.log.max_frame_bytes},
+            "limits": {"max_frame_bytes": FRAME_LIMITS[0]},  # No genesis has less, as the small logs here have.
         }
         genesis = encode_frame(
             index=0,
@@ -148,6 +150,8 @@ class History:
             self._calm()
         if self.plan.recovers:
             self._recover()
+        if self.plan.restores:
+            self._restore()
         self.nemesis.heal()
         self._nominate(0)
         # A plan may leave too little time or work: continue until there was enough of both.
@@ -198,6 +202,20 @@ class History:
         for client in self.clients:
             client.begin()
         recovery.disturb(former, later)
+
+    def _restore(self) -> None:
+        """Restore a backup beside the members, and let it serve clients of its own."""
+        settings = self.settings
+        restoration = Restoration(settings.seed, self.schedule, self.nemesis, self._until)
+        later = restoration.begin(self.checks)
+        if later is None:
+            return
+        order, habits = Order(later.ends[-1]), settings.habits
+        numbers = range(len(self.clients), len(self.clients) + habits.clients)
+        nodes = [restoration.node]
+        restoration.serve(
+            [Client(str(number), self.schedule, nodes, later, order, habits, str(settings.seed)) for number in numbers]
+        )
 
     def _calm(self) -> None:
         """From now on only faulty nodes are slow."""

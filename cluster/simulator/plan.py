@@ -92,6 +92,8 @@ class Plan:
     """Whether an operator changes the members, and nodes whose disk is empty join."""
     recovers: bool = False
     """Whether a majority of the disks is lost in the end, and a survivor is recovered."""
+    restores: bool = False
+    """Whether a backup is restored beside the members."""
 
     def without(self, faults: frozenset[int]) -> "Plan":
         """The same plan without the faults at these positions."""
@@ -257,6 +259,7 @@ def plan_of(seed: int) -> Plan:
         permanent,
         members is not None,
         members is not None and members.recovers,
+        members is not None and members.restores,
     )
 
 

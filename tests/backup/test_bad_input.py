@@ -358,6 +358,7 @@ def test_a_node_that_is_named_must_answer(cluster: Cluster, store: FolderStore) 
 @pytest.mark.parametrize(
     ("point", "sentence"),
     [
+        (Point(index=0), r"index 0 is not in this backup, which has \[0, \d+\] of 20"),
         (Point(index=10**9), r"index 1000000000 is not in this backup, which has \[0, \d+\] of 20"),
         (Point(time=1), "1970-01-01T00:00:00.000001Z is not in this backup"),
         (Point(time=4 * 10**15), "2096-10-02T07:06:40.000000Z is not in this backup"),

@@ -17,7 +17,7 @@ from ..clock import MILLISECOND, SECOND, Schedule
 from ..machine import Tally
 from ..nemesis import Nemesis
 from ..node.node import Inserted, Node
-from .rules import MemberChecks
+from .rules import Begun, MemberChecks
 
 MOST_CRASHES = 4
 STARTS_ONCE = 3
@@ -62,7 +62,7 @@ class Recovery:
         best = max(survivors, key=lambda node: (node.shadow.frames[-1].epoch, node.shadow.end))
         plan = self._recover(best)
         checks.counts.recoveries += 1
-        later = checks.begin_history(best, plan)
+        later = checks.begin_history(best, Begun(plan.end, plan.commit_index, plan.epoch))
         for node in self._nodes:
             node.checks = later
             if node is not best:

@@ -1,13 +1,13 @@
 """The rules about members that change (rule 15), checked from what the disks hold."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from quire.log import MEMBERSHIP, Frame
 from quire.replication.core import events
 from quire.replication.core.messages import HeartbeatEcho, PreVoteAnswer, VoteAnswer
 from quire.sm import Applied
 
-from ...data_dir.recovery import RecoveryPlan
 from ..checks import Checks, Violation
 from ..form import Form
 from ..machine import Model
@@ -15,6 +15,16 @@ from ..observed import ObservedNode
 from ..shadow import Named
 
 ANSWERS = HeartbeatEcho | PreVoteAnswer | VoteAnswer
+
+
+class Begun(NamedTuple):
+    """Where a node's records end before its new history, what it knew to be committed, and the first epoch after."""
+
+    end: int
+    commit_index: int
+    epoch: int
+    is_restored: bool = False
+    """Its records are a backup's, and not a survivor's."""
 
 
 class MemberChecks(Checks):
@@ -78,23 +88,26 @@ class MemberChecks(Checks):
         if MEMBERSHIP in node.running.core.features and not gone <= named.removed:
             raise Violation("rule 15: a disk without a row was removed", node.node_id, sorted(gone), named)
 
-    def begin_history(self, node: ObservedNode, plan: RecoveryPlan) -> "MemberChecks":
-        """The checks of the history that a survivor begins: all its records count, none of another node does.
+    def begin_history(self, node: ObservedNode, begun: Begun) -> "MemberChecks":
+        """The checks of the history that a node begins: all its records count, none of another node does.
 
         Raises:
-            Violation: a record below its end is lost that was acknowledged before its last epoch, or that it knew.
+            Violation: a record below its end is lost that was acknowledged before its last epoch, or that it knew; or
+                a restored node has records that were not committed.
         """
         node.shadow.read_all()
         node.shadow.truncated = None
         frames = node.shadow.frames
-        ended = next((at for at, held in enumerate(frames) if held.first >= plan.end), len(frames))
-        if ended == len(frames) or frames[-1].epoch != plan.epoch:
-            raise Violation("a recovery appends a history record", node.node_id, frames[-1], plan.end)
+        ended = next((at for at, held in enumerate(frames) if held.first >= begun.end), len(frames))
+        if ended == len(frames) or frames[-1].epoch != begun.epoch:
+            raise Violation("a new history begins with a record", node.node_id, frames[-1], begun.end)
         pairs = zip(frames[:ended], self.committed, strict=False)
         shared = next((at for at, (a, b) in enumerate(pairs) if a != b), min(ended, len(self.committed)))
+        if begun.is_restored and shared < ended:
+            raise Violation("a backup holds committed records only", node.node_id, frames[shared], self.committed[-3:])
         for held, epoch in list(zip(self.committed, self.epochs, strict=True))[shared:]:
-            is_known = held.end <= plan.commit_index or epoch <= frames[ended - 1].epoch
-            if held.end <= plan.end and is_known:
+            is_known = held.end <= begun.commit_index or epoch <= frames[ended - 1].epoch
+            if held.end <= begun.end and is_known:
                 raise Violation("what was acknowledged below the survivor's end stays", node.node_id, held, epoch)
         model, applied = Model(self.model.max_sessions), min(shared, len(self.digests))
         model.never |= self.model.never
@@ -105,7 +118,7 @@ class MemberChecks(Checks):
         later.counts, later.digests = self.counts, self.digests[:applied]
         later._frames = self._frames[:applied]
         later.committed, later.ends = list(frames), [held.end for held in frames]
-        later.epochs = self.epochs[:shared] + [plan.epoch] * (len(frames) - shared)
+        later.epochs = self.epochs[:shared] + [begun.epoch] * (len(frames) - shared)
         known_to = self.ends[applied - 1] if applied else 0
         later.snapshots = {index: sha256 for index, sha256 in self.snapshots.items() if index <= known_to}
         return later

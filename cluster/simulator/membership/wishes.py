@@ -20,6 +20,7 @@ AWAY = "away"
 """Value of a wish: the node is cut off at that time, and promises another candidate meanwhile."""
 OFTEN_AWAY = 0.4
 OFTEN_RECOVERED = 0.2
+OFTEN_RESTORED = 0.25
 
 Value = str | int | float | bool
 
@@ -43,6 +44,8 @@ class MemberPlan(NamedTuple):
     wishes: tuple[Wished, ...]
     recovers: bool
     """Whether a majority of the disks is lost in the end, and a survivor is recovered."""
+    restores: bool
+    """Whether a backup is restored beside the members."""
 
 
 def member_plan_of(seed: int, node_ids: list[str], chaos_us: int) -> MemberPlan | None:
@@ -69,7 +72,8 @@ def member_plan_of(seed: int, node_ids: list[str], chaos_us: int) -> MemberPlan 
         wishes.append(Wished(random.randint(EARLIEST_US, chaos_us // 2), "wipe", (random.choice(node_ids),)))
     rates = tuple(random.uniform(0.98, 1.02) for _ in spare_ids)
     recovers = Random(f"{seed}/recovery").random() < OFTEN_RECOVERED
-    return MemberPlan(spares, auto_replace_us, rates, tuple(wishes), recovers)
+    restores = not recovers and Random(f"{seed}/restore").random() < OFTEN_RESTORED
+    return MemberPlan(spares, auto_replace_us, rates, tuple(wishes), recovers, restores)
 
 
 def _addition(random: Random, spare_ids: list[str], at: int) -> Wished:

@@ -69,6 +69,8 @@ class Node:
         self.disks = 0
         self.has_left = False
         """It was removed, knows it, and has stopped; its disk is as it was."""
+        self.is_restored = False
+        """It is a restored node in the place of a member; the clients of the members do not take it for one."""
         self.former_disks: list[Inserted] = []
         """The disks with which it was a member, oldest first."""
         self.insert_disk()
