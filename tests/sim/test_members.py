@@ -18,6 +18,8 @@ def test_the_members_change_in_about_half_of_all_histories_and_some_of_these_are
     changing = [plan for plan in plans if plan.changes_members]
     assert 0.4 * SEEDS < len(changing) < 0.6 * SEEDS
     assert any(plan.recovers for plan in changing)
+    assert any(plan.restores for plan in changing)
+    assert not any(plan.recovers and plan.restores for plan in changing)
     assert not any(plan.recovers or plan.settings.spares for plan in plans if not plan.changes_members)
 
 
@@ -55,6 +57,17 @@ def test_a_survivor_is_recovered_and_the_others_join_it() -> None:
         if outcome.counts.recoveries:
             return
     raise AssertionError("no history was recovered")
+
+
+def test_a_backup_is_restored_beside_the_members_and_neither_notices_the_other() -> None:
+    restored = 0
+    for seed in (seed for seed in range(SEEDS) if plan_of(seed).restores):
+        outcome = run(plan_of(seed))
+        assert not outcome.failure
+        restored += outcome.counts.restores
+        if restored >= 3:
+            return
+    raise AssertionError("too few backups were restored")
 
 
 def calm_history() -> History:

@@ -33,6 +33,7 @@ from .rules import Begun, MemberChecks
 MOST_CRASHES = 4
 FUSE = (0, 60)
 LATER_US = (0, SECOND)
+LOOKS, LOOKS_EACH_US = 200, 5 * MILLISECOND
 SERVES_US = 2 * SECOND
 ANSWERS_WITHIN_US = 20 * SECOND
 PIECE_FRAMES = (1, 40)
@@ -86,10 +87,10 @@ class Restoration:
         Raises:
             Violation: the restore fails, or holds what was not committed.
         """
-        running = [node for node in self._nemesis.nodes if node.runs and node.backlog is None]
-        if not running or self._nemesis.members.is_swapped:
+        source = self._source()
+        if source is None or self._nemesis.members.is_swapped:
             return None
-        manifest = self._backup(self._random.choice(running))
+        manifest = self._backup(source)
         if manifest is None:
             return None
         self._until(self._schedule.now + self._random.randint(*LATER_US))
@@ -128,6 +129,17 @@ class Restoration:
         for client in clients:
             client.under_way.clear()
         self._put_back()
+
+    def _source(self) -> Node | None:
+        """A running node, if possible at a moment when it has records that it does not know to be committed."""
+        running = list[Node]()
+        for _ in range(LOOKS):
+            running = [node for node in self._nemesis.nodes if node.runs and node.backlog is None]
+            ahead = [node for node in running if node.running.log.durable_index > node.running.core.commit_index]
+            if ahead:
+                return self._random.choice(ahead)
+            self._until(self._schedule.now + LOOKS_EACH_US)
+        return self._random.choice(running) if running else None
 
     @property
     def _serves(self) -> bool:
