@@ -119,7 +119,7 @@ class Call:
 
     def _elsewhere(self) -> Ask:
         """The good request, where the row's condition does not hold."""
-        return self.good._replace(path=self.good.path.format(session=7, index=1, node="n1"), headers={})
+        return self.good._replace(path=self.good.path.format(session=7, index=1, chunk=0, node="n1"), headers={})
 
     def _rows_of_forwarded(self) -> Iterator[Row]:
         elsewhere = self._elsewhere()
@@ -311,6 +311,22 @@ CALLS = [
         post("/admin/expire", b'{"dry_run": true}'), "node_id segments to_index bytes", formed=True, largest_body=4096
     ),
     Call(post("/admin/accept-code"), "node_id code accepted_code", formed=True),
+    Call(get("/admin/genesis"), formed=True),
+    Call(
+        get("/admin/snapshots/{index}"),
+        given=worlds.a_snapshot,
+        formed=True,
+        own=[Row(404, "snapshot-unknown", get("/admin/snapshots/999999"))],
+    ),
+    Call(
+        get("/admin/snapshots/{index}/{chunk}"),
+        given=worlds.a_snapshot,
+        formed=True,
+        own=[
+            Row(400, "malformed", get("/admin/snapshots/{index}/999999"), given=worlds.a_snapshot),
+            Row(404, "snapshot-unknown", get("/admin/snapshots/999999/0")),
+        ],
+    ),
     Call(
         get("/index_bounds?consistency=linearizable"),
         "lowest_index highest_index",

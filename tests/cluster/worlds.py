@@ -194,6 +194,13 @@ async def a_record(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, N
 
 
 @asynccontextmanager
+async def a_snapshot(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
+    """A snapshot on the asked node."""
+    taken = await cluster.ask(at, "POST", "/admin/snapshot")
+    yield {"index": str(taken.document["index"]), "chunk": "0"}
+
+
+@asynccontextmanager
 async def overloaded(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
     """As many writes as the limit wait for the writer."""
     async with a_session(cluster, at) as values:
@@ -276,7 +283,7 @@ async def crowded(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, No
             patch.setattr(app[ADMISSION].connections, "limit", 0)
             async with ClientSession(connector=TCPConnector(), cookie_jar=DummyCookieJar()) as newcomer:
                 patch.setattr(cluster, "session", newcomer)
-                yield {**record, **session}
+                yield {**record, **session, "chunk": "0"}
 
 
 def in_the_mood(mood: str) -> Condition:
