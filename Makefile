@@ -7,7 +7,7 @@
 BIN := .venv/bin
 
 # The folders that hold tests for `make check`: to collect the others as well would take seconds.
-QUICK := $(addprefix tests/,tidy log sm sim glue rules golden verdict replication cluster control)
+QUICK := $(addprefix tests/,tidy log sm sim glue rules golden verdict replication cluster control backup)
 
 # With marks behind it. The tests that start nodes or Spark are a group: one worker runs it, the other one the rest.
 RUN_TESTS := $(BIN)/python -m pytest -n 2 --dist loadgroup

@@ -28,7 +28,10 @@ LAST = ["processes", "overload", "faults"]
 # These start processes, and measure or wait for time: one runs at a time.
 ALONE = frozenset({"processes", "overload", "faults"})
 # Here only the tests with one of these fixtures do: a session of Spark, or a cluster of processes.
-ALONE_IF_FIXTURE = {"pipeline": frozenset({"spark", "cluster"})}
+ALONE_IF_FIXTURE = {
+    "backup": frozenset({"cluster", "clusters", "small", "gateway"}),
+    "pipeline": frozenset({"spark", "cluster"}),
+}
 # Modules with coroutines here start nodes with sockets and timeouts; the others run side by side.
 ALONE_IF_ASYNC = frozenset({"cluster", "replication", "control", "deploy"})
 

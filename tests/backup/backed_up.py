@@ -1,7 +1,6 @@
 """A real cluster under load that is backed up, and what a backup of it must restore to."""
 
 import asyncio
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Event, Thread
@@ -54,7 +53,7 @@ class Load:
                 self._nodes[number % len(self._nodes)].apply(*[["add", number, self._padding]] * 5)
                 self.acknowledged += 5
             except (Unreachable, AssertionError):
-                time.sleep(0.05)  # A node is being killed, or elected.
+                self._ending.wait(0.05)  # A node is being killed, or elected.
 
     def wait_for(self, cluster: Cluster, more: int) -> None:
         goal = self.acknowledged + more

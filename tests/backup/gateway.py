@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,7 +102,8 @@ def _wait_for(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
             connection.request("GET", "/")
             connection.getresponse().read()
         except OSError:
-            time.sleep(0.02)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.02)
         else:
             return
         finally:

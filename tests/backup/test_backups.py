@@ -1,6 +1,5 @@
 """A cluster under load is backed up, through kills and failures of the store, and restored to what it was."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from secrets import token_hex
@@ -14,16 +13,10 @@ from quire.cluster.backup.verify import Verification, replay
 from tests.backup.backed_up import MACHINE, Died, Dying, Load, expected, restored, run
 from tests.backup.gateway import BUCKET, QUICK, Gateway
 from tests.processes.adder import Adder
-from tests.processes.cluster import Cluster, Clusters, ending_clusters
+from tests.processes.cluster import Cluster, Clusters
 
 POINTS = range(1, 11)
 RANDOM_RESTORES = 20
-
-
-@pytest.fixture
-def clusters(tmp_path: Path) -> Iterator[Clusters]:
-    with ending_clusters(tmp_path / "clusters") as made:
-        yield made
 
 
 @pytest.fixture(params=["folder", "gateway"])

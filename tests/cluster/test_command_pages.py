@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from quire.cluster.cli.backup import app as backup_app
 from quire.cluster.cli.commands import app
 from quire.cluster.cli.demo import demo_app
 from quire.cluster.cli.log_files import app as log_app
+from quire.cluster.cli.operating.restore import restore_app
 from tests.tidy.tree import Tree
 
 TOP = Path(__file__).parents[2]
@@ -33,6 +35,8 @@ FOUND = [(page, command) for page in PAGES for command in commands_of((TOP / pag
 def _with_groups() -> None:
     app.add_typer(demo_app, name="demo")
     app.add_typer(log_app, name="log")
+    app.add_typer(backup_app, name="backup")
+    app.add_typer(restore_app)
 
 
 @pytest.mark.parametrize(("page", "command"), FOUND)
