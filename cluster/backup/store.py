@@ -108,7 +108,11 @@ class FolderStore:
         """See `Store`."""
         with _failing(f"{self._root / key} cannot be written"):
             temporary = self._written(key, data)
-            temporary.rename(self._root / key)
+            try:
+                temporary.rename(self._root / key)
+            except OSError:
+                temporary.unlink()
+                raise
             _sync(temporary.parent)
 
     def create(self, key: str, data: bytes) -> None:

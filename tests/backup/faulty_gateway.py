@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import cast
 
 from tests.backup.gateway import Gateway
 from tests.ports import HOST
@@ -30,6 +31,8 @@ class Fault(StrEnum):
     """A PUT is answered with 200, and not done."""
     REPLACED = "replaced"
     """A put that should create replaces what is there."""
+    LACKING = "lacking"
+    """501: the store does not know what is asked of it."""
 
 
 Choose = Callable[[int, str, str], Fault]
@@ -82,15 +85,20 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: _Server
 
-    def _do(self) -> None:
-        proxy, body = self.server.proxy, self.rfile.read(int(self.headers.get("Content-Length", 0)))
+    @property
+    def proxy(self) -> FaultyGateway:
+        return cast(_Server, self.server).proxy
+
+    def do(self) -> None:
+        proxy, body = self.proxy, self.rfile.read(int(self.headers.get("Content-Length", 0)))
         fault = proxy.fault_of(self.command, self.path)
         self.close_connection = True
         match fault:
             case Fault.REFUSED:
                 self._answer(503, b"<Error><Code>SlowDown</Code></Error>")
+            case Fault.LACKING:
+                self._answer(501, b"<Error><Code>NotImplemented</Code></Error>")
             case Fault.FORGOTTEN if self.command == "PUT":
                 self._answer(200, b"", {"ETag": '"00000000000000000000000000000000"'})
             case Fault.DROPPED:
@@ -105,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
                     self._answer(status, content, headers, len(content) // 2 if fault is Fault.CUT else None)
 
     def _forwarded(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection(HOST, self.server.proxy.target, timeout=60)
+        connection = http.client.HTTPConnection(HOST, self.proxy.target, timeout=60)
         try:
             connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():
@@ -135,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 for _method in ("GET", "PUT", "POST", "HEAD", "DELETE"):
-    setattr(_Handler, f"do_{_method}", _Handler._do)
+    setattr(_Handler, f"do_{_method}", _Handler.do)
 
 
 @contextmanager

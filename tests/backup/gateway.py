@@ -96,7 +96,6 @@ def running_gateway(folder: Path) -> Generator[Gateway]:
 def _wait_for(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
-        assert process.poll() is None, f"versitygw ended while starting: {log.read_text()}"
         connection = http.client.HTTPConnection(HOST, port, timeout=5)
         try:
             connection.request("GET", "/")
@@ -104,6 +103,7 @@ def _wait_for(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
         except OSError:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(0.02)
+                raise AssertionError(f"versitygw ended while starting: {log.read_text()}") from None
         else:
             return
         finally:

@@ -3,7 +3,8 @@
 import errno
 import os
 import re
-from collections.abc import Generator
+import socket
+from collections.abc import Callable, Generator
 from pathlib import Path
 from secrets import token_hex
 
@@ -11,6 +12,7 @@ import pytest
 
 from quire.cluster.backup.object_store import Patience, check_conditional, open_store
 from quire.cluster.backup.store import (
+    TEMPORARY,
     FolderStore,
     Store,
     StoreFailed,
@@ -23,6 +25,10 @@ from tests.backup.gateway import BUCKET, QUICK, Gateway, options_for
 from tests.ports import HOST, free_ports
 
 HASTY = Patience(connect_s=2.0, request_s=0.5, retry_s=1.0, retries=1)
+
+
+class Died(BaseException):
+    """A process that is killed."""
 
 
 @pytest.fixture(params=["folder", pytest.param("gateway", marks=pytest.mark.slow)])
@@ -108,6 +114,35 @@ def test_a_full_disk_leaves_nothing_behind_and_is_said(tmp_path: Path, monkeypat
     assert list((tmp_path / "frames").iterdir()) == []
 
 
+def test_a_file_that_cannot_be_named_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "frames" / "a").mkdir(parents=True)
+
+    with pytest.raises(StoreFailed, match="frames/a cannot be written: is a directory"):
+        FolderStore(tmp_path).put("frames/a", b"one")
+
+    assert [path.name for path in (tmp_path / "frames").iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("method", ["put", "create"])
+def test_a_writer_that_dies_before_a_file_is_named_leaves_a_temporary_one_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def die(*_: object) -> None:
+        raise Died
+
+    store = FolderStore(tmp_path)
+    for name in ("rename", "unlink"):
+        monkeypatch.setattr(Path, name, die)
+    monkeypatch.setattr(os, "link", die)
+
+    with pytest.raises(Died):
+        getattr(store, method)("frames/a", b"one")
+
+    assert [key.endswith(TEMPORARY) for key in store.list("frames/")] == [True]
+    with pytest.raises(StoreMissing):
+        store.get("frames/a")
+
+
 def test_a_folder_without_hard_links_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_links(_: object, __: object) -> None:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
@@ -134,13 +169,23 @@ def test_a_file_where_a_folder_should_be_is_said(tmp_path: Path) -> None:
     ("url", "options", "sentence"),
     [
         ("ftp://host/x", {}, r"ftp://host/x is no place for a backup; give a folder, or s3://BUCKET/PREFIX"),
+        ("s3:/b/x", {}, "is no place for a backup"),
+        ("s3://[b/x", {}, "no place for a backup: invalid ipv6 url; give a folder"),
         ("", {}, "names no folder"),
+        ("file://host/b", {}, "names no folder, such as /srv/backup or file:///srv/backup"),
         ("file://", {}, "names no folder"),
         ("/tmp/b", {"region": "x"}, "a folder has no options such as 'region'; leave out --store-option"),
         ("s3://", {}, "s3:// cannot be opened"),
         ("s3://b/x", {"bogus": "hunter2hunter2"}, "s3://b/x cannot be opened with the options bogus: .*'bogus'"),
+        ("s3://b/x", {"conditional_put": "hunter2hunter2"}, "with the options conditional_put: Failed to parse"),
         ("s3://b/x", {"allow_http": "perhaps"}, "with the options allow_http"),
         ("s3://b/x", {"timeout": "soon"}, "with the options timeout"),
+        (
+            "s3://b/x",
+            {"endpoint": "hunter2"},
+            "s3://b/x cannot be opened: endpoint is no URL such as https://host:port",
+        ),
+        ("s3://b/x", {"session_token": "hunter2\n"}, "session_token has a space or a line break in it; remove it"),
         ("az://b/x", {}, "az://b/x cannot be opened: .*Account must be specified"),
     ],
 )
@@ -155,17 +200,62 @@ def test_a_place_that_is_none_and_an_unknown_option_are_refused_in_one_line(
 
 
 def test_a_panic_of_the_library_is_an_error_of_the_store() -> None:
-    store = open_store("s3://b/x", {**options_for(1), "endpoint": "no url at all"}, HASTY)
+    store = open_store("s3://b/x", {**options_for(1), "endpoint": "http://no url"}, HASTY)
 
-    with pytest.raises(StoreFailed, match="s3://b/x failed"):
+    with pytest.raises(StoreRefused, match=r"s3://b/x: obstore failed .*; check its options and variables"):
         store.get("frames/a")
+
+
+@pytest.mark.parametrize(
+    ("url", "variable", "value", "sentence"),
+    [
+        ("s3://b/x", "AWS_ENDPOINT_URL", "hunter2", "AWS_ENDPOINT_URL is no URL"),
+        ("s3://b/x", "AWS_SECRET_ACCESS_KEY", "hunter2\n", "AWS_SECRET_ACCESS_KEY has a space or a line break"),
+        ("s3://b/x", "AWS_ENDPOINT_URL_S3", "", "AWS_ENDPOINT_URL_S3 is no URL"),
+    ],
+)
+def test_a_variable_that_the_library_would_panic_at_is_refused_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, url: str, variable: str, value: str, sentence: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+
+    with pytest.raises(StoreRefused, match=sentence) as caught:
+        open_store(url, {})
+
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("variable", ["AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE", "AWS_USE_FIPS_ENDPOINT"])
+def test_variables_that_are_no_endpoints_are_left_alone(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "IPv4")
+
+    assert open_store("s3://b/x", options_for(1)).name == "s3://b/x"
 
 
 def test_credentials_in_a_url_are_not_shown() -> None:
     assert open_store("s3://key:secret@b/x?token=secret", options_for(1)).name == "s3://b/x"
 
 
+def test_a_signature_in_a_request_s_url_is_not_shown() -> None:
+    (port,) = free_ports(1)
+    options = {"account_name": "a", "sas_key": "sv=2020-01-01&sig=hunter2", "endpoint": f"http://{HOST}:{port}"}
+
+    with pytest.raises(StoreFailed, match="az://b/x failed: GET REDACTED: ") as caught:
+        open_store("az://b/x", options, HASTY).get("frames/a")
+
+    assert "hunter2" not in str(caught.value)
+
+
 # Object stores that fail
+
+Call = Callable[[Store], object]
+CALLS: dict[str, Call] = {
+    "get": lambda store: store.get("frames/a"),
+    "put": lambda store: store.put("frames/a", b"one"),
+    "create": lambda store: store.create("frames/a", b"one"),
+    "list": lambda store: store.list("frames/"),
+    "delete": lambda store: store.delete(["frames/a"]),
+}
 
 
 @pytest.fixture
@@ -194,9 +284,30 @@ def test_wrong_credentials_are_refused_with_what_to_do(
 
 
 @pytest.mark.slow
-def test_a_bucket_that_is_not_there_is_said(gateway: Gateway) -> None:
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_bucket_that_is_not_there_is_said(gateway: Gateway, call: Call) -> None:
     with pytest.raises(StoreRefused, match="s3://elsewhere/x does not exist: create the bucket first"):
-        open_store("s3://elsewhere/x", gateway.options, QUICK).put("frames/a", b"one")
+        call(open_store("s3://elsewhere/x", gateway.options, QUICK))
+
+
+def test_without_credentials_the_wait_for_the_machine_s_own_is_short_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(variable)
+    with socket.create_server((HOST, 0)) as silent:
+        options = {"region": "r", "metadata_endpoint": f"http://{HOST}:{silent.getsockname()[1]}"}
+        with pytest.raises(StoreRefused, match="s3://b/x: no credentials were found in the environment; set them"):
+            open_store("s3://b/x", options, HASTY).get("frames/a")
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_gateway_that_accepts_and_says_nothing_is_given_up(call: Call) -> None:
+    with (
+        socket.create_server((HOST, 0)) as silent,
+        pytest.raises(StoreFailed, match="s3://backups/x failed: ") as caught,
+    ):
+        call(open_store(f"s3://{BUCKET}/x", options_for(silent.getsockname()[1]), HASTY))
+
+    assert "\n" not in str(caught.value)
 
 
 def test_a_gateway_that_is_down_is_said_in_one_line() -> None:
@@ -219,9 +330,19 @@ def test_a_fault_that_passes_is_survived_and_one_that_stays_is_said(faulty: Faul
     assert store.get("frames/a") == b"one" * 1000
 
     faulty.choose = lambda number, method, path: fault
-    for call in (lambda: store.get("frames/a"), lambda: store.list("frames/")):
-        with pytest.raises(StoreFailed):
-            call()
+    for name in ("get", "list"):
+        with pytest.raises(StoreFailed, match="failed: ") as caught:
+            CALLS[name](store)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_store_that_is_out_of_order_is_said_with_its_answer(faulty: FaultyGateway, call: Call) -> None:
+    faulty.choose = lambda number, method, path: Fault.REFUSED
+
+    with pytest.raises(StoreFailed, match=r"s3://backups/.* failed: SlowDown$"):
+        call(through(faulty, HASTY))
 
 
 @pytest.mark.slow
@@ -242,6 +363,36 @@ def test_a_store_that_replaces_what_it_was_asked_to_create_is_refused(faulty: Fa
 
     with pytest.raises(StoreRefused, match="two writers could not be told apart; choose another store"):
         check_conditional(through(faulty))
+
+
+@pytest.mark.slow
+def test_a_store_that_does_not_know_the_condition_is_refused(faulty: FaultyGateway) -> None:
+    faulty.choose = lambda number, method, path: Fault.LACKING if method == "PUT" else Fault.NONE
+
+    with pytest.raises(StoreRefused, match="has no conditional put, by which two writers are told apart"):
+        check_conditional(through(faulty, HASTY))
+
+
+@pytest.mark.slow
+def test_a_probe_whose_answer_was_lost_is_no_conflict(faulty: FaultyGateway) -> None:
+    store = through(faulty)
+    faulty.choose = lambda number, method, path: Fault.UNANSWERED if number == 0 else Fault.NONE
+
+    check_conditional(store)
+
+    assert [method for method, _ in faulty.requests] == ["PUT", "PUT", "PUT", "POST"]
+    assert store.list("probe/") == {}
+
+
+@pytest.mark.slow
+def test_a_probe_that_fails_leaves_nothing_behind(faulty: FaultyGateway) -> None:
+    store = through(faulty, HASTY._replace(retries=0))
+    faulty.choose = lambda number, method, path: Fault.REFUSED if number == 1 else Fault.NONE
+
+    with pytest.raises(StoreFailed, match="SlowDown"):
+        check_conditional(store)
+
+    assert store.list("probe/") == {}
 
 
 def test_without_obstore_the_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
