@@ -56,6 +56,7 @@ _ATTEMPTS = re.compile(r"Error performing (\S+) (\S+) in [^,\s]+(?:, after \d+ r
 _BOILERPLATE = re.compile(r"Generic \w+ error: |Server returned non-2xx status code: |Error performing list request: ")
 _FOR_CREDENTIALS = re.compile(r"://(169\.254\.\d|metadata\.google\.internal)|/latest/api/token|token request")
 """A request of those by which a cloud's machine finds credentials: the last place that is asked."""
+_REFUSED = re.compile(r"status code: 40[13] ")
 _ENDPOINT = re.compile(r"((aws|azure|azure_storage)_)?endpoint(_url(_s3)?)?", re.IGNORECASE)
 _IN_HEADERS = re.compile(r"(aws_)?(access_key_id|secret_access_key|session_token|(default_)?region)", re.IGNORECASE)
 
@@ -188,9 +189,6 @@ class ObjectStore:
             yield
         except StoreFailed:
             raise
-        except (errors.UnauthenticatedError, errors.PermissionDeniedError, PermissionError) as error:
-            advice = "set its credentials in the environment, and check what they allow"
-            raise StoreRefused(f"{self._name} refuses the credentials ({_cause_of(error)}); {advice}") from None
         except (errors.BaseError, OSError, ValueError, TimeoutError) as error:
             raise _failure_of(self._name, error) from None
         except BaseException as error:
@@ -206,6 +204,9 @@ def _failure_of(name: str, error: BaseException) -> StoreFailed:
         return StoreRefused(f"{name} does not exist: create the bucket first, or check its name and the endpoint")
     if _FOR_CREDENTIALS.search(str(error)):
         return StoreRefused(f"{name}: no credentials were found in the environment; set them ({cause})")
+    if _REFUSED.search(str(error)):
+        advice = "set its credentials in the environment, and check what they allow"
+        return StoreRefused(f"{name} refuses the credentials ({cause}); {advice}")
     return StoreFailed(f"{name} failed: {cause}")
 
 

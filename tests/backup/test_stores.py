@@ -269,18 +269,18 @@ def through(proxy: FaultyGateway, patience: Patience = QUICK, **options: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"secret_access_key": "wrong"}, "refuses the credentials .SignatureDoesNotMatch.; set its credentials"),
-        ({"access_key_id": "nobody"}, "s3://backups/lab failed: XAdminUserNotFound"),
-    ],
-)
-def test_wrong_credentials_are_refused_with_what_to_do(
-    gateway: Gateway, options: dict[str, str], sentence: str
-) -> None:
-    with pytest.raises(StoreFailed, match=sentence):
-        open_store(gateway.url, {**gateway.options, **options}, QUICK).put("frames/a", b"one")
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_wrong_credentials_are_refused_with_what_to_do(gateway: Gateway, call: Call) -> None:
+    wrong = open_store(gateway.url, {**gateway.options, "secret_access_key": "hunter2"}, QUICK)
+
+    with pytest.raises(StoreRefused, match=r"refuses the credentials \(SignatureDoesNotMatch\); set its credentials"):
+        call(wrong)
+
+
+@pytest.mark.slow
+def test_an_unknown_key_is_said_with_the_store_s_answer(gateway: Gateway) -> None:
+    with pytest.raises(StoreFailed, match="s3://backups/lab failed: XAdminUserNotFound"):
+        open_store(gateway.url, {**gateway.options, "access_key_id": "nobody"}, QUICK).get("frames/a")
 
 
 @pytest.mark.slow
