@@ -25,6 +25,8 @@ class Fault(StrEnum):
     """It is done, and the connection closes without an answer: the client asks again."""
     CUT = "cut"
     """It is done, and half of the answer comes."""
+    HALTED = "halted"
+    """It is done, half of the answer comes, and nothing more until the proxy ends."""
     STALLED = "stalled"
     """Nothing is done, and nothing comes until the proxy ends."""
     FORGOTTEN = "forgotten"
@@ -110,7 +112,10 @@ class _Handler(BaseHTTPRequestHandler):
                     proxy.forget(self.path)
                 status, headers, content = self._forwarded(body)
                 if fault is not Fault.UNANSWERED:
-                    self._answer(status, content, headers, len(content) // 2 if fault is Fault.CUT else None)
+                    halved = fault in (Fault.CUT, Fault.HALTED)
+                    self._answer(status, content, headers, len(content) // 2 if halved else None)
+                if fault is Fault.HALTED:
+                    proxy.ended.wait()
 
     def _forwarded(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
         connection = http.client.HTTPConnection(HOST, self.proxy.target, timeout=60)

@@ -320,8 +320,11 @@ def test_a_gateway_that_is_down_is_said_in_one_line() -> None:
     assert "\n" not in str(caught.value)
 
 
+PASSING = [Fault.REFUSED, Fault.DROPPED, Fault.UNANSWERED, Fault.CUT, Fault.HALTED, Fault.STALLED]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.DROPPED, Fault.UNANSWERED, Fault.CUT, Fault.STALLED])
+@pytest.mark.parametrize("fault", PASSING)
 def test_a_fault_that_passes_is_survived_and_one_that_stays_is_said(faulty: FaultyGateway, fault: Fault) -> None:
     store = through(faulty, HASTY._replace(retries=3, retry_s=20.0))
     store.put("frames/a", b"one" * 1000)
