@@ -1,12 +1,13 @@
 """`quire backup`: backs a cluster up to a folder or an object store, and shows and verifies what is there."""
 
 import asyncio
+import os
 import signal
 import sys
-from collections.abc import Coroutine, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -28,6 +29,8 @@ from ..data_dir.identity import IDENTITY_FILE
 from .connection import DEFAULT_TIMEOUT_S, ClusterOptions, Json, Timeout, ask, connecting, exit_of, fail_usage
 from .output import Exit, complain, say, to_json
 from .progress import shown_bytes
+
+T = TypeVar("T")
 
 DAY_US = 86_400 * MICROSECONDS
 MAX_LAG_S = 600.0
@@ -97,22 +100,27 @@ def run(
             _tell(outcome, keeper, as_json=as_json)
 
         if every is None:
-            done(asyncio.run(keeper.run()))
+            done(asyncio.run(_until_stopped(keeper.run(), _interrupted)))
             return
         if place is not None:
             _serve(keeper, place)
-        asyncio.run(_until_terminated(keeper.keep(every, done, complain)))
-    if keeper.failure:
-        raise typer.Exit(Exit.FAILED)
+        keeping = keeper.keep(every, done, complain)
+        asyncio.run(_until_stopped(keeping, lambda: Exit.FAILED if keeper.failure else Exit.DONE))
 
 
-async def _until_terminated(keeping: Coroutine[object, object, None]) -> None:
-    """Run until SIGTERM or Ctrl-C."""
-    task = asyncio.ensure_future(keeping)
+async def _until_stopped(main: Coroutine[object, object, T], code: Callable[[], Exit]) -> T:
+    """Run to the end, or until SIGTERM or Ctrl-C, which end the process with this exit code.
+
+    At once: a thread that waits for a stalled store cannot be interrupted. What a manifest does not name is lost.
+    """
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    with suppress(asyncio.CancelledError):
-        await task
+        asyncio.get_running_loop().add_signal_handler(number, lambda: os._exit(code()))
+    return await main
+
+
+def _interrupted() -> Exit:
+    complain("interrupted; what a manifest names is a whole backup, and the next run continues it")
+    return Exit.INTERRUPTED
 
 
 def _metrics_address(text: str) -> tuple[str, int]:
@@ -249,5 +257,5 @@ def failing() -> Generator[None]:
     except ClientError as error:
         raise typer.Exit(exit_of(error)) from None
     except KeyboardInterrupt:
-        complain("interrupted; what a manifest names is a whole backup, and the next run continues it")
+        complain("interrupted")
         raise typer.Exit(Exit.INTERRUPTED) from None

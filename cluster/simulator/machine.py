@@ -111,8 +111,9 @@ class Model:
 
     def _system(self, index: int, fields: Mapping[str, object]) -> list[Reply]:
         if fields["type"] == "history":
-            self._sessions.clear()
-            self._names.clear()
+            held = set(self._names.values())
+            self._sessions = {-abs(old): session for old, session in self._sessions.items() if old in held}
+            self._names = {name: -abs(old) for name, old in self._names.items()}
             self._fenced.clear()
             self._history_index = index
         if fields["type"] != "open_session":
@@ -128,7 +129,8 @@ class Model:
             session = _Session()
         else:
             session = self._sessions.pop(old)
-            self._fenced = [*self._fenced, old][-self.max_sessions :]
+            if old > 0:
+                self._fenced = [*self._fenced, old][-self.max_sessions :]
         self._sessions[index] = session
         if name:
             self._names[name] = index

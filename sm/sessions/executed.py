@@ -71,6 +71,8 @@ class Executed:
                     self._close(session)
             case "genesis" | "members":
                 self._take_features(fields.get("features", []), timestamp)
+            case "history":
+                self._sessions.end_history(index)
             case "features":
                 self._take_features(fields["names"], timestamp)
             case _:
@@ -117,6 +119,8 @@ class Executed:
     def _replies_of(self, session: int) -> Replies | None:
         """What is known about a session that may be open; None if it is not."""
         replies = self._sessions.replies.get(session)
+        if session < self._sessions.history_index:
+            return None
         if replies is None and session < self._lowest_index and session not in self._seen:
             replies = Replies()
             self._seen.add(session)

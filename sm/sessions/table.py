@@ -24,8 +24,10 @@ owner only; anybody else is refused with SESSION_OWNED, and the session is left 
 be taken over by anyone, and then belongs to the owner of the new id. An expired session does not hold its name against
 others. Who writes under a session is not in the log: the leader checks that before it appends (`cluster/node`).
 
-A `history` record closes all sessions, and their names start over: another history must not answer what was in doubt
-when the cluster was recovered. An id below that record is refused with HISTORY_CHANGED.
+A `history` record ends all sessions: an id below that record is refused with HISTORY_CHANGED, so that no client that
+was there before continues unaware. A name keeps its replies until it is opened again: whoever does is told the last
+sequence that this history has, and a command that it has is answered, not executed again. Meanwhile `replies` has the
+session under its id negated, which no record can name.
 
 If clients open names up to the limit, the table stays full for as long as these sessions live. So the leader appends no
 opening of a new name above `named_limit`, which is below `max_sessions`: sessions without a name always find room
@@ -128,7 +130,8 @@ class Sessions(AllReplies):
             replies = self.replies.pop(old)
             del self._names[old]
             self._owners.pop(old, None)
-            self._fence(old, index)
+            if old > 0:
+                self._fence(old, index)
         elif len(self.replies) >= self.max_sessions and not (self.max_sessions and self._evict()):
             count = f"{len(self.replies)} sessions are open of at most {self.max_sessions}"
             raise Refused("SESSIONS_FULL", f"{count}, and all of them have names; close one")
@@ -194,9 +197,18 @@ class Sessions(AllReplies):
         return closed
 
     def end_history(self, index: int) -> None:
-        """Close all sessions and forget fenced ids: the `history` record at `index` begins another history."""
-        self.close_all(list(self.replies))
+        """End all sessions and forget fenced ids: the `history` record at `index` begins another history."""
+        self.close_all(list(self._unnamed))
+        kept = [(abs(session), name, replies, self._owners.get(session)) for session, name, replies in self.all_open()]
         self._fenced.clear()
+        self._names.clear()
+        self._by_name.clear()
+        self._owners.clear()
+        self.replies.clear()
+        for session, name, replies, owner in kept:
+            self._add(-session, name, replies)
+            if owner is not None:
+                self._owners[-session] = owner
         self.history_index = index
 
     def expire_from(self, timestamp: int) -> None:

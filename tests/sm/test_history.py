@@ -62,21 +62,41 @@ def test_no_session_survives_a_history_record_and_its_commands_do_not_execute() 
 
     applier.apply(frames.system(record(frames.index)))
 
-    assert list(applier.sessions.all_open()) == []
     for session in (1, 2, 3):
+        assert applier.sessions.find(session) is None
         applied = applier.apply(frames.records([["add", 1]], session=session, sequence=2))
         assert [code for _, code, _ in applied.refused] == ["HISTORY_CHANGED"]
     assert applier.state() == state
+    assert applier.sessions.page(0, 10, "") == ([], None)
 
 
-def test_a_name_starts_over_in_the_next_history() -> None:
+def test_a_name_tells_its_last_sequence_in_the_next_history_and_answers_what_is_there() -> None:
     frames = Frames()
     applier = applier_with_sessions(frames)
     applier.apply(frames.system(record(frames.index)))
+    applier.apply(frames.system(record(frames.index, THIRD, SECOND)))
+    state = applier.state()
 
     opened = applier.apply(frames.system({"type": "open_session", "name": "billing"}))
 
-    assert opened.results == [{"session": opened.index, "sequence": 0}]
+    assert opened.results == [{"session": opened.index, "sequence": 1}]
+    again = applier.apply(frames.records([["add", 1]], session=opened.index, sequence=1))
+    assert (again.refused, applier.state()) == ([], state)
+    assert again.answered
+    applier.apply(frames.records([["add", 1]], session=opened.index, sequence=2))
+    assert applier.state() != state
+
+
+def test_a_name_that_is_not_opened_again_keeps_its_owner_and_its_place() -> None:
+    frames = Frames()
+    applier = applier_with_sessions(frames)
+    applier.apply(frames.system({"type": "open_session", "name": "owned", "owner": "ana"}))
+    applier.apply(frames.system(record(frames.index)))
+
+    refused = applier.apply(frames.system({"type": "open_session", "name": "owned", "owner": "bob"}))
+
+    assert [code for _, code, _ in refused.refused] == ["SESSION_OWNED"]
+    assert applier.apply(frames.system({"type": "open_session", "name": "owned", "owner": "ana"})).refused == []
 
 
 def test_a_session_that_was_closed_in_this_history_has_expired() -> None:
@@ -99,9 +119,11 @@ def test_replicas_that_read_a_snapshot_or_the_log_have_one_digest() -> None:
     store.complete(applier.applied_index)
     restored = restore_newest(store, ArithmeticMachine, Sessions)
     late = frames.records([["add", 1]], session=3, sequence=2)
+    opened = frames.system({"type": "open_session", "name": "billing"})
 
     assert restored.boundary == applier.boundary
-    assert restored.apply(late) == applier.apply(late)
+    for frame in (late, opened):
+        assert restored.apply(frame) == applier.apply(frame)
     assert restored.digest == applier.digest
 
 
