@@ -21,7 +21,8 @@ from typing import Any
 import uvloop
 from aiohttp import ClientSession, WSMsgType, web
 
-from quire.cluster.compaction.installing import StoreSource, put_all
+from quire.cluster.compaction.installing import put_all
+from quire.cluster.compaction.serving import StoreSource
 from quire.log import FileDirectory, Tail
 from quire.replication.net.hello import SNAPSHOT_PATH, PeerInfo
 from quire.replication.net.snapshots import SnapshotFetch, SnapshotServer

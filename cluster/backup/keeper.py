@@ -98,7 +98,9 @@ class Keeper:
                 await asyncio.sleep(every_s)
 
 
-class _KeeperCollector(Collector):
+class KeeperCollector(Collector):
+    """The metrics of a keeper, read at the scrape."""
+
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
 
@@ -124,5 +126,5 @@ def serve_metrics(keeper: Keeper, host: str, port: int) -> None:
         OSError: the port cannot be used.
     """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_KeeperCollector(keeper))
+    registry.register(KeeperCollector(keeper))
     start_http_server(port, host, registry)

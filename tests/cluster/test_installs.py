@@ -16,7 +16,8 @@ import pytest
 from aiohttp import ClientWebSocketResponse, WSServerHandshakeError
 from structlog.testing import capture_logs
 
-from quire.cluster.compaction.installing import Installing, StoreSource, check_usable
+from quire.cluster.compaction.installing import Installing, check_usable
+from quire.cluster.compaction.serving import StoreSource
 from quire.cluster.node.applying import Applying
 from quire.cluster.node.views.status import node_status, not_ready_reasons, visible_bounds
 from quire.log import FEATURES, Tail

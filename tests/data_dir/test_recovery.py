@@ -8,9 +8,9 @@ import pytest
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.data_dir.genesis import make_genesis
 from quire.cluster.data_dir.identity import DataDirRefused, NodeIdentity, write_identity
+from quire.cluster.data_dir.new_history import EPOCH_STEP
 from quire.cluster.data_dir.recovery import (
     AGAIN,
-    EPOCH_STEP,
     PLAN_FILE,
     RecoveryPlan,
     make_plan,

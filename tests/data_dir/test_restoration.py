@@ -11,13 +11,12 @@ from quire.cluster.data_dir.genesis import make_genesis
 from quire.cluster.data_dir.identity import DataDirRefused
 from quire.cluster.data_dir.new_history import EPOCH_STEP
 from quire.cluster.data_dir.restoration import (
-    RESTORING_FILE,
     RestorePlan,
     check_unused,
     read_restore_plan,
     restore,
 )
-from quire.cluster.data_dir.survivor import RESTORE_AGAIN, inspect
+from quire.cluster.data_dir.survivor import RESTORE_AGAIN, RESTORING_FILE, inspect
 from quire.log import FEATURES, HISTORY, MEMBERSHIP, Kind, Log, Tail, decode_system, encode_records, walk_frames
 from quire.log.simulated import Disk, Keep, PowerLoss
 from quire.replication import Member, Members, Role
@@ -86,9 +85,9 @@ def backup(*, at: int = 301, from_snapshot: bool = False, features: frozenset[st
             parts = [store.chunk(manifest, number) for number in range(len(manifest.chunks))]
             assert len(parts) > 1
     raw = raw_of(log)
-    frame, _ = log.read_frames(0, 1)
+    first, _ = log.read_frames(0, 1)
     data_dir.close()
-    return Backup(frame, None if manifest is None else manifest.encode(), parts, raw, end, genesis.cluster_id)
+    return Backup(first, None if manifest is None else manifest.encode(), parts, raw, end, genesis.cluster_id)
 
 
 def raw_of(log: Log) -> bytes:
