@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
@@ -31,7 +31,7 @@ BATCH = [["add", 1, "x" * 100]] * 100
 
 
 @contextmanager
-def lone(folder: Path, flags: Sequence[str] = MACHINE) -> Iterator[Cluster]:
+def lone(folder: Path, flags: Sequence[str] = MACHINE) -> Generator[Cluster]:
     """A cluster of one node that runs."""
     alone = Cluster(folder, ("n1",), flags=flags)
     try:

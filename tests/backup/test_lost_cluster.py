@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
@@ -73,7 +73,7 @@ class Client:
 
 
 @contextmanager
-def kept(gateway: Gateway, command: str, folder: Path) -> Iterator[None]:
+def kept(gateway: Gateway, command: str, folder: Path) -> Generator[None]:
     """The runbook's backup, which runs until the block ends."""
     words = command.split()
     program = [sys.executable, "-m", "quire.cluster.cli.main", *words[1:]]

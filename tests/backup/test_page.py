@@ -5,7 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import metadata
@@ -99,7 +99,7 @@ class Shell:
 
 
 @contextmanager
-def shell(folder: Path, cluster: Cluster, gateway: Gateway) -> Iterator[Shell]:
+def shell(folder: Path, cluster: Cluster, gateway: Gateway) -> Generator[Shell]:
     made = Shell(folder, cluster, gateway)
     try:
         yield made
