@@ -8,7 +8,7 @@ from hashlib import sha256
 
 from crc32c import crc32c
 
-from quire.log import Tail, walk_headers
+from quire.log import Tail, UnknownVersion, walk_headers
 from quire.sm import SnapshotDamaged
 from quire.sm.snapshots.manifest import Manifest as Snapshot
 from quire.sm.snapshots.manifest import decode_manifest as decode_snapshot
@@ -144,6 +144,8 @@ class Contents:
             snapshot = decode_snapshot(raw, key)
         except SnapshotDamaged as error:
             raise BackupInvalid(str(error)) from error
+        except UnknownVersion as error:
+            raise BackupRefused(f"{error}; a later quire wrote it: upgrade this one") from error
         if snapshot_row(snapshot) != row or snapshot.cluster_id.hex() != self.manifest.cluster_id:
             raise BackupInvalid(f"{key} is of another snapshot than the backup's manifest says")
         return raw, snapshot

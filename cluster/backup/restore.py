@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from quire.log import Tail
+from quire.log import FEATURES, Tail
 from quire.replication.core.members import DISK_ID_BYTES
 
 from ..data_dir.genesis import CLUSTER_ID_BYTES
@@ -63,10 +63,12 @@ def plan_of(contents: Contents, wanted: Wanted) -> RestorePlan:
     The node is the first voter of the backup unless another is wanted; address and name are those of the backup.
 
     Raises:
-        BackupRefused: the address is not known.
+        BackupRefused: the address is not known, or a later quire wrote the backup.
         BackupInvalid, StoreFailed: as `Contents`.
     """
     manifest, end = contents.manifest, contents.end_at(wanted.point)
+    if unknown := sorted(set(manifest.features) - FEATURES):
+        raise BackupRefused(f"the backup uses {', '.join(unknown)}, which this version does not know: upgrade quire")
     voters = sorted(node for node, _, role in manifest.members if role == "voter")
     node = wanted.node_id or voters[0]
     address = wanted.address or {member: where for member, where, _ in manifest.members}.get(node)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from quire.log import Tail, decode_header
+from quire.log import Tail, UnknownVersion, decode_header
 from quire.sm import SnapshotDamaged
 from quire.sm.snapshots.manifest import Manifest as Snapshot
 from quire.sm.snapshots.manifest import decode_manifest as decode_snapshot
@@ -325,7 +325,7 @@ class _Run:
         raw = await self._source.snapshot_manifest(index)
         try:
             snapshot = decode_snapshot(raw, str(index))
-        except SnapshotDamaged as error:
+        except (SnapshotDamaged, UnknownVersion) as error:
             raise BackupInvalid(f"from {self._source.node}: {error}") from error
         row = snapshot_row(snapshot)
         for number, (key, size, crc) in enumerate(snapshot_files(row, snapshot)):

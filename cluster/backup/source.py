@@ -8,7 +8,17 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from quire.log import HEADER_BYTES, ChainBroken, FrameInvalid, Kind, Tail, decode_system, follow, walk_headers
+from quire.log import (
+    HEADER_BYTES,
+    ChainBroken,
+    FrameInvalid,
+    Kind,
+    Tail,
+    UnknownVersion,
+    decode_system,
+    follow,
+    walk_headers,
+)
 
 from ..client import Client, ClientError, NotFound, Status, Unavailable
 from ..data_dir.survivor import HISTORY_TYPE
@@ -103,6 +113,7 @@ def checked_range(raw: bytes, begin: Tail, what: str) -> Range:
 
     Raises:
         BackupInvalid: they do not, or are damaged; the text begins with `what`.
+        BackupRefused: a later version of quire wrote them.
     """
     end, histories, view = begin, list[tuple[str, int]](), memoryview(raw)
     try:
@@ -113,6 +124,8 @@ def checked_range(raw: bytes, begin: Tail, what: str) -> Range:
                 history = record.get("history")
                 if record["type"] == HISTORY_TYPE and isinstance(history, bytes):
                     histories.append((history.hex(), header.index))
+    except UnknownVersion as error:
+        raise BackupRefused(f"{what}: {error}; a later quire wrote it: upgrade this one") from error
     except (FrameInvalid, ChainBroken) as error:
         raise BackupInvalid(f"{what}: the frames from index {end.index} on are damaged: {error}") from error
     return Range(raw, end, tuple(histories))

@@ -12,20 +12,21 @@ from typing import Annotated, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from quire.log import wall_clock
+from quire.log import LogError, wall_clock
 from quire.replication.address import host_and_port
 from quire.sm import MachineError
 from quire.sm.machines.registry import load_machine
 
 from ..backup.contents import MICROSECONDS, read_all, shown_time
 from ..backup.keeper import Keeper, serve_metrics
-from ..backup.manifest import BackupInvalid, BackupRefused, Manifest, sizes_of
+from ..backup.manifest import Manifest, sizes_of
 from ..backup.object_store import check_conditional, open_store
 from ..backup.run import Backup, Outcome
-from ..backup.store import Store, StoreFailed
+from ..backup.store import Store
 from ..backup.verify import Verification, replay
 from ..client import ClientError
 from ..data_dir.identity import IDENTITY_FILE
+from ..errors import ClusterError
 from .connection import DEFAULT_TIMEOUT_S, ClusterOptions, Json, Timeout, ask, connecting, exit_of, fail_usage
 from .output import Exit, complain, say, to_json
 from .progress import shown_bytes
@@ -147,7 +148,7 @@ def _tell(outcome: Outcome, keeper: Keeper, *, as_json: bool) -> None:
         return
     what = f"[{manifest.base}, {manifest.end.index}) from {manifest.node}, manifest {manifest.number}"
     wrote = f"{outcome.size:,} bytes written" if outcome.is_new else "nothing new"
-    say(f"{what}: {wrote}; the backup lags by {lag.records} records")
+    say(f"{what}: {wrote}; the backup lags by {lag}")
 
 
 @app.command(name="list")
@@ -251,11 +252,11 @@ def failing() -> Generator[None]:
     """Print why a command failed, and exit."""
     try:
         yield
-    except (BackupInvalid, BackupRefused, StoreFailed, MachineError) as error:
-        complain(str(error))
-        raise typer.Exit(Exit.FAILED) from None
     except ClientError as error:
         raise typer.Exit(exit_of(error)) from None
+    except (ClusterError, LogError, MachineError) as error:
+        complain(str(error))
+        raise typer.Exit(Exit.FAILED) from None
     except KeyboardInterrupt:
         complain("interrupted")
         raise typer.Exit(Exit.INTERRUPTED) from None

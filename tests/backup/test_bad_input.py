@@ -294,6 +294,13 @@ def test_a_backup_by_a_newer_quire_is_refused_by_every_command(cluster: Cluster,
             call()
 
 
+def test_a_backup_with_features_of_a_newer_quire_is_not_restored(whole: FolderStore, tmp_path: Path) -> None:
+    rewrite(whole, read_all(whole, print)[-1], features=["telepathy"])
+
+    with pytest.raises(BackupRefused, match="uses telepathy, which this version does not know: upgrade quire"):
+        restored(whole, tmp_path / "r")
+
+
 def test_a_node_s_data_directory_is_no_place_for_a_backup(cluster: Cluster) -> None:
     data_dir = cluster.leader.data_dir
     before = sorted(path.name for path in data_dir.iterdir())

@@ -31,6 +31,14 @@ def test_of_a_session_of_before_only_what_was_told_before_is_a_retry() -> None:
     assert told((7, 50), (7, 51), (7, 50), (7, 53), (9, 4), (7, 52), (7, 53), (0, 0)) == ([0, 1, 3, 4, 5, 7], 5)
 
 
+def test_after_a_history_record_only_sessions_that_were_opened_later_execute() -> None:
+    history = {"type": "history"}
+    assert told(OPEN_A, (LOWEST, 1), history, (LOWEST, 2), (7, 51), OPEN_A, (LOWEST + 5, 1), (LOWEST + 5, 2)) == (
+        [1, 7],
+        0,
+    )
+
+
 def test_the_records_that_were_assumed_are_counted_from_the_first_to_the_last() -> None:
     reader = Executed(Sessions(), LOWEST)
     assert reader.assumed is None
