@@ -82,7 +82,9 @@ def choose(manifests: Sequence[Manifest], point: Point | None) -> Manifest:
         asked = f"index {point.index}"
     else:
         time = point.time or 0
-        found = [manifest for manifest in manifests if _begin_time(manifest) <= time <= manifest.time]
+        ended = [manifest for manifest in manifests if time <= manifest.time]
+        found = [manifest for manifest in ended if _begin_times(manifest)[1] <= time]
+        found = found or [manifest for manifest in ended if _begin_times(manifest)[0] <= time]
         asked = shown_time(time)
     if not found:
         ranges = ", ".join(sorted({_range_of(manifest) for manifest in _widest(manifests)}))
@@ -100,14 +102,16 @@ def _widest(manifests: Sequence[Manifest]) -> list[Manifest]:
 
 
 def _range_of(manifest: Manifest) -> str:
-    times = f"{shown_time(_begin_time(manifest))} to {shown_time(manifest.time)}"
+    times = f"{shown_time(_begin_times(manifest)[0])} to {shown_time(manifest.time)}"
     return f"[{manifest.base}, {manifest.end.index}] of {times}"
 
 
-def _begin_time(manifest: Manifest) -> int:
-    """The earliest time that can be asked for: that of the first piece that a restore to its base includes."""
+def _begin_times(manifest: Manifest) -> tuple[int, int]:
+    """Between which times is the earliest that can be asked for: that of the first snapshot, or of the genesis."""
     within = [piece for piece in manifest.pieces if piece.to_index > manifest.base]
-    return within[0].times[0] if within else manifest.end.timestamp
+    if not within:
+        return manifest.end.timestamp, manifest.end.timestamp
+    return within[0].times if manifest.base else (within[0].times[0], within[0].times[0])
 
 
 def shown_time(time: int) -> str:
@@ -172,7 +176,11 @@ class Contents:
             yield raw if (start, stop) == (0, len(raw)) else raw[start:stop]
 
     def end_at(self, point: Point | None) -> Tail:
-        """The last frame boundary at or below an index, or the end of the last frame stamped at or before a time."""
+        """The last frame boundary at or below an index, or the end of the last frame stamped at or before a time.
+
+        Raises:
+            BackupRefused: its first snapshot is later than that.
+        """
         if point is None:
             return self.manifest.end
         end = self.begin
@@ -188,6 +196,9 @@ class Contents:
                         break
                     end = header.tail
             break
+        if point.time is not None and end.timestamp > point.time:
+            first = f"whose first snapshot is of {shown_time(end.timestamp)}"
+            raise BackupRefused(f"{shown_time(point.time)} is not in {self.manifest.key}, {first}")
         return end
 
     @cached_property

@@ -2,7 +2,8 @@
 
     manifests/000000000042.json     one line of JSON, and its crc32c in hex
 
-    version 1, cluster_id, name, history, number, writer, time, quire, machine [name, version], features, genesis
+    version 1, cluster_id, name, history (the cluster's), number, writer, time, quire, features, genesis,
+    machine [name, version]
     chain           how many gaps there were before: records [0, ...) of an earlier chain are in earlier manifests
     histories       [[history, index], ...]: the history of the records from this index on
     pieces          [file, from, to, bytes, crc, chain_first, chain_last, epoch, [first time, last time]]
@@ -304,8 +305,9 @@ def _check(manifest: Manifest, key: str) -> None:
         raise ValueError("its snapshots are not in order, or outside its pieces")
     if begin and not indices:
         raise ValueError(f"its pieces begin at {begin}, and there is no snapshot")
-    if not manifest.histories or manifest.history_at(manifest.end.index) != manifest.history:
-        raise ValueError("its histories do not end with its history")
+    begun = [index for _, index in manifest.histories]
+    if not begun or begun != sorted(set(begun)) or begun[0] >= max(begin, 1):
+        raise ValueError("its histories do not begin with its records, or are not in order")
 
 
 def _row(value: object) -> Sequence[object]:

@@ -174,8 +174,11 @@ class Backup:
             if key not in self._known:
                 self._known[key] = read_manifest(self._store, key, self._say)
         manifests = [manifest for key in keys if (manifest := self._known[key]) is not None]
-        if self._last and keys and keys[-1] != self._last:
+        if self._last and keys and keys[-1] > self._last:
             raise self._other_writer(keys[-1])
+        if self._last and self._last not in keys:
+            self._say(f"{self._store.name} has lost {self._last}")
+            self._last = keys[-1] if keys else ""
         return manifests, -1 if not keys else manifest_number(keys[-1]) or 0
 
     def _other_writer(self, key: str) -> BackupRefused:

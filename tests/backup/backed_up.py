@@ -81,11 +81,11 @@ class State(NamedTuple):
     digest: str
 
 
-def restored(store: Store, folder: Path, at: Point | None = None) -> State:
+def restored(store: Store, folder: Path, at: Point | None = None, *, address: str | None = None) -> State:
     """Restore into a folder with the shipped code, and apply the records by the shipped code."""
     manifest = choose(read_all(store, print), at)
     contents = Contents(store, manifest)
-    plan = plan_of(contents, Wanted(at))
+    plan = plan_of(contents, Wanted(at, address=address))
     folder.mkdir()
     directory = FileDirectory(folder)
     directory.lock()

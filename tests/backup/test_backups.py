@@ -7,6 +7,7 @@ from secrets import token_hex
 import pytest
 
 from quire.cluster.backup.contents import Point, read_all
+from quire.cluster.backup.manifest import BackupRefused
 from quire.cluster.backup.object_store import open_store
 from quire.cluster.backup.store import FolderStore, Store, StoreFailed
 from quire.cluster.backup.verify import Verification, replay
@@ -99,3 +100,32 @@ def test_a_backup_that_is_killed_or_fails_at_any_change_is_continued(
     for number in range(RANDOM_RESTORES):
         at = random.randrange(newest.end.index)
         assert restored(store, tmp_path / f"r{number}", Point(index=at)) == expected(raw, at)
+
+
+def test_a_restored_cluster_is_backed_up_elsewhere_and_restored_to_both_of_its_histories(tmp_path: Path) -> None:
+    store, later = FolderStore(tmp_path / "b"), FolderStore(tmp_path / "later")
+    alone = Cluster(tmp_path / "alone", ("n1",), flags=MACHINE)
+    try:
+        alone.start()
+        alone.leader.apply(*[["add", 1]] * 50)
+        first = run(store, alone).manifest
+        alone.leader.stop()
+        assert restored(store, tmp_path / "new", address=alone.leader.address).end == first.end.index
+        alone.leader.data_dir = tmp_path / "new"
+        alone.start()
+        alone.leader.apply(*[["add", 2]] * 50)
+
+        with pytest.raises(BackupRefused, match="since it was recovered or restored; choose another place"):
+            run(store, alone)
+        second = run(later, alone).manifest
+        raw = alone.leader.raw_frames(0, second.end.index)
+    finally:
+        alone.close()
+
+    (former, _), (history, begun) = second.histories
+    assert (former, history) == (first.history, second.history)
+    assert begun > first.end.index
+    check_whole(later)
+    for number, at in enumerate((first.end.index, begun, begun + 1, second.end.index)):
+        assert restored(later, tmp_path / f"r{number}", Point(index=at)) == expected(raw, at)
+        assert second.history_at(at) == (former if at <= begun else history)

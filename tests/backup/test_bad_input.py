@@ -13,7 +13,7 @@ import pytest
 from crc32c import crc32c
 
 from quire.cluster import client as quire_client
-from quire.cluster.backup.contents import Point, choose, read_all
+from quire.cluster.backup.contents import Contents, Point, choose, read_all
 from quire.cluster.backup.manifest import BackupInvalid, BackupRefused, Manifest, manifest_key
 from quire.cluster.backup.object_store import open_store
 from quire.cluster.backup.run import Backup
@@ -387,6 +387,28 @@ def test_a_time_restores_the_last_frame_that_is_not_later(cluster: Cluster, whol
 
     assert found == expected(raw, found.end)
     assert piece.from_index < found.end <= piece.to_index
+
+
+def test_a_time_between_two_frames_of_a_piece_before_its_snapshot_is_not_taken_for_the_snapshot(
+    cluster: Cluster, store: FolderStore, tmp_path: Path
+) -> None:
+    run(store, cluster)
+    grow(cluster)
+    snapshot(cluster)
+    grow(cluster)
+    manifest = run(store, cluster, piece_bytes=40_000).manifest
+    rewrite(store, manifest, pieces=_rows(store, manifest)[-1:])  # As if it had been trimmed to the snapshot.
+    manifest = read_all(store, print)[-1]
+    assert manifest.base == manifest.snapshots[0].index > manifest.pieces[0].from_index
+    early = Point(time=manifest.pieces[0].times[0])
+
+    with pytest.raises(BackupRefused, match="whose first snapshot is of"):
+        Contents(store, manifest).end_at(early)
+
+
+def _rows(store: FolderStore, manifest: Manifest) -> list[object]:
+    fields = json.loads((Path(store.name) / manifest.key).read_bytes().partition(b"\n")[0])
+    return list(fields["pieces"])
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-1", "12.5", "2026-13-01", "1e9"])

@@ -72,7 +72,7 @@ def restore_node(
         restored = Restored(contents, plan.end)
         options = options_for(read_genesis(manifest.genesis).limits["max_frame_bytes"])
         with shown_bytes("restore", restored.size, hidden=as_json) as progress:
-            restore(directory, plan, restored, options, progress)
+            restore(directory, plan, restored, options, progress, data_dir)
     _tell(plan, manifest, data_dir, as_json=as_json)
 
 
