@@ -84,7 +84,9 @@ def choose(manifests: Sequence[Manifest], point: Point | None) -> Manifest:
         time = point.time or 0
         ended = [manifest for manifest in manifests if time <= manifest.time]
         found = [manifest for manifest in ended if _begin_times(manifest)[1] <= time]
-        found = found or [manifest for manifest in ended if _begin_times(manifest)[0] <= time]
+        if not found:  # Perhaps the first snapshot is early enough; `end_at` knows.
+            maybe = [manifest for manifest in ended if _begin_times(manifest)[0] <= time]
+            found = [min(maybe, key=lambda manifest: manifest.base)] if maybe else []
         asked = shown_time(time)
     if not found:
         ranges = ", ".join(sorted({_range_of(manifest) for manifest in _widest(manifests)}))

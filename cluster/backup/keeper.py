@@ -37,16 +37,21 @@ class Keeper:
     """Runs a backup again and again. Its attributes are for metrics, which another thread reads."""
 
     def __init__(
-        self, backup: Backup, new_client: Callable[[], Client], servers: Sequence[str], clock: Callable[[], int]
+        self,
+        backup: Backup,
+        new_client: Callable[[], Client],
+        servers: Sequence[str],
+        clock: Callable[[], int],
+        prepare: Callable[[], None] = lambda: None,
     ) -> None:
-        """`clock` gives microseconds since 1970."""
+        """`clock` gives microseconds since 1970. `prepare` blocks, and is called until it succeeds, before any run."""
+        self._prepare: Callable[[], None] | None = prepare
         self._backup = backup
         self._new_client = new_client
         self._servers = servers
         self._clock = clock
-        self._began = clock()
         self._last: Outcome | None = None
-        self._level_at = clock()
+        self._began = self._level_at = clock()
         self.failure = ""
         """Why the last run failed; empty if it did not."""
         self.runs, self.failures, self.put_bytes = 0, 0, 0
@@ -68,15 +73,27 @@ class Keeper:
         """One run. Raises as `Backup.run`."""
         began = self._clock()
         try:
+            if self._prepare is not None:
+                await asyncio.to_thread(self._prepare)
+                self._prepare = None
             async with self._new_client() as client:
                 outcome = await self._backup.run(client, self._servers)
         except Temporary as error:
             self.failures += 1
             self.failure = str(error)
+            if self._last is None and self._backup.last_time is not None:
+                self._level_at = self._backup.last_time
             raise
         self.runs += 1
         self.put_bytes += outcome.size
-        self.failure, self._last, self._level_at = "", outcome, began
+        end, before = outcome.manifest.end.index, self._last
+        if end >= outcome.committed:
+            self._level_at = began
+        elif before is None:
+            self._level_at = outcome.manifest.time
+        elif end >= before.committed:  # It has all that there was at the last run.
+            self._level_at = self._began
+        self.failure, self._last, self._began = "", outcome, began
         return outcome
 
     async def keep(self, every_s: float, done: Callable[[Outcome], None], failed: Callable[[str], None]) -> None:

@@ -93,8 +93,16 @@ def continued(plan: RestorePlan, store: Store, manifests: Sequence[Manifest], wa
     Raises:
         BackupRefused: it was of another backup, its manifest is gone, or something else is wanted now.
     """
-    found = next((manifest for manifest in manifests if _source_of(manifest) == plan.source), None)
     advice = "empty the directory, and restore anew"
+    cluster = plan.source.rpartition("/")[0]
+    covering = [
+        manifest
+        for manifest in manifests
+        if _source_of(manifest).rpartition("/")[0] == cluster and manifest.base <= plan.end.index <= manifest.end.index
+    ]
+    # The one that it began from, or another that has the same frames: a backup that goes on thins its manifests.
+    covering.sort(key=lambda manifest: _source_of(manifest) == plan.source)
+    found = next((each for each in reversed(covering) if _ends(store, each, plan.end)), None)
     if found is None:
         raise BackupRefused(
             f"a restore of {plan.source} was interrupted here, which {store.name} does not have; {advice}"
@@ -110,6 +118,11 @@ def continued(plan: RestorePlan, store: Store, manifests: Sequence[Manifest], wa
         what = f"up to index {plan.end.index}, as {plan.node_id} at {plan.address}"
         raise BackupRefused(f"a restore {what} was interrupted here; run that command again, or {advice}")
     return contents
+
+
+def _ends(store: Store, manifest: Manifest, end: Tail) -> bool:
+    """Whether a manifest has this very frame boundary."""
+    return Contents(store, manifest).end_at(Point(index=end.index)) == end
 
 
 def _source_of(manifest: Manifest) -> str:

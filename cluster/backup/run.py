@@ -11,6 +11,7 @@ there if the source still has what follows, and otherwise begins a new chain.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from secrets import token_hex
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from quire.sm import SnapshotDamaged
 from quire.sm.snapshots.manifest import Manifest as Snapshot
 from quire.sm.snapshots.manifest import decode_manifest as decode_snapshot
 
-from ..client import Client
+from ..client import Client, NotFound
 from . import keeping
 from .chain import Chain
 from .manifest import (
@@ -33,6 +34,7 @@ from .manifest import (
     BackupRefused,
     Manifest,
     Piece,
+    decode_manifest,
     is_chunk_of,
     is_of_backup,
     manifest_number,
@@ -57,6 +59,8 @@ ADOPTED_S = keeping.ORPHAN_S / 2
 FREE_SNAPSHOT_BYTES = 1 << 20
 """A snapshot of this size is always worth it."""
 MICROSECONDS = 1_000_000
+MAX_SKEW_S = 3600.0
+"""By a clock that is wrong, everything may seem old."""
 
 Say = Callable[[str], None]
 
@@ -73,7 +77,7 @@ class Outcome(NamedTuple):
     pieces: int
     size: int
     committed: int
-    """The end of what the source had committed; the backup ends at or below it."""
+    """The end of what any node had committed; the backup ends at or below it."""
 
 
 class Backup:
@@ -98,8 +102,12 @@ class Backup:
         self._piece_bytes = piece_bytes
         self._writer = token_hex(8)
         self._damaged = set[str]()
-        self._known = dict[str, Manifest | None]()
+        self._known = dict[str, Manifest]()
+        self._unread = frozenset[str]()
+        """The manifests that are there and cannot be read: nobody knows what they name."""
         self._last = ""
+        self.last_time: int | None = None
+        """The time of the newest manifest, once it was read."""
 
     async def run(self, client: Client, servers: Sequence[str]) -> Outcome:
         """Bring the backup up to date.
@@ -119,6 +127,7 @@ class Backup:
         raise AssertionError
 
     async def _run(self, client: Client, servers: Sequence[str]) -> Outcome:
+        began = self._clock()
         manifests, number = await asyncio.to_thread(self._read)
         files = await asyncio.to_thread(_files_of, self._store)
         young = self._clock() / MICROSECONDS - ADOPTED_S
@@ -129,26 +138,27 @@ class Backup:
         chain = None if last is None else self._continued(last, source, files)
         run.chain = chain or await run.new_chain(last)
 
-        async def commit(applied: tuple[int, str]) -> Manifest:
+        async def commit(time: int, applied: tuple[int, str]) -> Manifest:
             nonlocal number
-            now, indices = self._clock(), [row.index for row in run.chain.snapshots]
-            run.chain.trim(keeping.base_of(manifests, run.chain.number, now, indices))
+            indices = [row.index for row in run.chain.snapshots]
+            run.chain.trim(keeping.base_of(manifests, run.chain.number, time, indices))
             number += 1
-            manifest = run.chain.stated(source.status, number, self._writer, now, applied)
+            manifest = run.chain.stated(source.status, number, self._writer, time, applied)
             await asyncio.to_thread(self._create, manifest)
             manifests.append(manifest)
             return manifest
 
         async def between() -> None:
-            await commit(UNKNOWN_DIGEST)
+            await commit(run.chain.end.timestamp, UNKNOWN_DIGEST)
 
         await run.extend(source.end, between)
         await run.add_worthy_snapshot()
         if last is not None and run.chain.is_stated_by(last):
-            return Outcome(last, False, 0, 0, source.committed)
-        manifest = await commit((source.status["applied_index"], source.status["digest"]))
+            return Outcome(last, False, 0, 0, source.known_end)
+        # It has all that was committed when the run began, and perhaps more.
+        manifest = await commit(began, (source.status["applied_index"], source.status["digest"]))
         await asyncio.to_thread(self._sweep, manifests)
-        return Outcome(manifest, True, run.put_pieces, run.put_bytes, source.committed)
+        return Outcome(manifest, True, run.put_pieces, run.put_bytes, source.known_end)
 
     def _continued(self, last: Manifest, source: Source, files: dict[str, Stored]) -> Chain | None:
         """The chain of the last manifest, without what the store has lost; None if the source cannot continue it."""
@@ -157,7 +167,7 @@ class Backup:
         if lost:
             self._say(f"{self._store.name} has lost {', '.join(lost[:3])}{' and more' if len(lost) > 3 else ''}")
         lowest = source.status["lowest_index"]
-        if chain.can_restore and chain.end.index >= lowest:
+        if (chain.pieces or not lost) and chain.can_restore and chain.end.index >= lowest:
             return chain
         missing = f"records [{chain.end.index}, {lowest})" if chain.end.index < lowest else "what was lost"
         self._say(f"{source.node} has {missing} no longer: a new chain begins, which does not join what is there")
@@ -170,16 +180,19 @@ class Backup:
             BackupRefused: a later quire wrote one, or another backup since this one's last.
         """
         keys = sorted(key for key in self._store.list(MANIFESTS) if manifest_number(key) is not None)
-        for key in keys:
-            if key not in self._known:
-                self._known[key] = read_manifest(self._store, key, self._say)
-        manifests = [manifest for key in keys if (manifest := self._known[key]) is not None]
+        known = {key: self._known.get(key) or read_manifest(self._store, key, self._say) for key in keys}
+        self._known = {key: manifest for key, manifest in known.items() if manifest is not None}
+        self._unread = frozenset(keys) - self._known.keys()
         if self._last and keys and keys[-1] > self._last:
-            raise self._other_writer(keys[-1])
-        if self._last and self._last not in keys:
-            self._say(f"{self._store.name} has lost {self._last}")
-            self._last = keys[-1] if keys else ""
-        return manifests, -1 if not keys else manifest_number(keys[-1]) or 0
+            newest = self._known.get(keys[-1])
+            if newest is None or newest.writer != self._writer:  # Its own, if the answer to its last one was lost.
+                raise self._other_writer(keys[-1])
+        elif self._last and self._last not in keys:
+            advice = "if that was on purpose, start this backup anew"
+            raise StoreFailed(f"{self._store.name} has lost the last manifest, {self._last}; {advice}")
+        if self._known:
+            self.last_time = max(self._known.values(), key=lambda manifest: manifest.number).time
+        return list(self._known.values()), -1 if not keys else manifest_number(keys[-1]) or 0
 
     def _other_writer(self, key: str) -> BackupRefused:
         reason = f"another backup writes to {self._store.name} (it wrote {key})"
@@ -188,6 +201,7 @@ class Backup:
     def _create(self, manifest: Manifest) -> None:
         """Write a manifest. Blocks. Raises BackupRefused: another writer has taken its number."""
         raw = manifest.encode()
+        decode_manifest(raw, manifest.key)  # Never write what nobody could read.
         try:
             self._store.create(manifest.key, raw)
         except StoreTaken:
@@ -198,11 +212,17 @@ class Backup:
 
     def _sweep(self, manifests: list[Manifest]) -> None:
         """Delete the manifests that are no longer kept, then files that none of the others names. Blocks."""
-        gone = keeping.thinned(manifests, self._keep_us)
-        self._store.delete([manifest.key for manifest in gone])
-        named = set(sizes_of([manifest for manifest in manifests if manifest not in gone]))
         stored = self._store.list(MANIFESTS)
         now = max(each.modified for each in stored.values())  # By the store's clock, as the files' times are.
+        if abs(now - self._clock() / MICROSECONDS) > MAX_SKEW_S:
+            self._say(f"the clock here and that of {self._store.name} differ by more than an hour: nothing is deleted")
+            return
+        gone = keeping.thinned(manifests, self._keep_us)
+        self._store.delete([manifest.key for manifest in gone])
+        if self._unread:
+            self._say(f"files are kept as long as {min(self._unread)} cannot be read: move it away")
+            return
+        named = set(sizes_of([manifest for manifest in manifests if manifest not in gone]))
         files = stored | _files_of(self._store)
         keys = [key for key, each in files.items() if now - each.modified > keeping.ORPHAN_S]
         self._store.delete([key for key in keys if manifest_number(key) is None and not _is_named(key, named)])
@@ -239,7 +259,10 @@ class _Run:
             raise BackupRefused(
                 f"the log of {self._source.node} has expired in part, and no snapshot joins it; {advice}"
             )
-        snapshot = await self._put_snapshot(kept[-1]["index"])
+        try:
+            snapshot = await self._put_snapshot(kept[-1]["index"])
+        except NotFound as error:
+            raise FramesExpired(str(error)) from error
         boundary = snapshot.boundary
         history = (snapshot.history.hex(), boundary.history_index)
         return Chain(number, genesis, [history], boundary.tail, [], [snapshot_row(snapshot)])
@@ -311,13 +334,14 @@ class _Run:
     async def add_worthy_snapshot(self) -> None:
         """Put the source's newest snapshot if it is no larger than the frames that a restore need not apply then."""
         kept, chain = self._source.status["snapshots"]["kept"], self.chain
-        if not kept:
+        if not kept or not self._source.status["ready"]:  # Its state may be in doubt; its frames are proven.
             return
         index, size = kept[-1]["index"], kept[-1]["bytes"]
         known = chain.snapshots[-1].index if chain.snapshots else chain.begin
         saved = sum(piece.size for piece in chain.pieces if known <= piece.from_index and piece.to_index <= index)
         if known < index <= chain.end.index and size <= max(saved, FREE_SNAPSHOT_BYTES):
-            chain.snapshots.append(snapshot_row(await self._put_snapshot(index)))
+            with suppress(NotFound):  # It was replaced while frames were read: the next run takes that one.
+                chain.snapshots.append(snapshot_row(await self._put_snapshot(index)))
 
     async def _put_snapshot(self, index: int) -> Snapshot:
         """Put a snapshot of the source: its chunks, and then its manifest.

@@ -55,6 +55,8 @@ class Source:
         self._client = client
         self._server = server
         self.status = status
+        self.known_end = committed_end(status["commit_index"], status["durable_index"])
+        """The end of what any node that was asked has committed."""
 
     @property
     def node(self) -> str:
@@ -65,13 +67,8 @@ class Source:
     def end(self) -> int:
         """Where a backup of it ends now: at its applied_index, where its digest is known, unless that is far behind."""
         if self.status["apply_lag"]["seconds"] > BEHIND_S:
-            return self.committed
+            return committed_end(self.status["commit_index"], self.status["durable_index"])
         return self.status["applied_index"]
-
-    @property
-    def committed(self) -> int:
-        """The end of what is committed and durable there."""
-        return committed_end(self.status["commit_index"], self.status["durable_index"])
 
     async def frames(self, begin: Tail, to_index: int, max_bytes: int = ASKED_BYTES) -> Range:
         """The frames from a frame boundary on, up to the boundary `to_index`, checked; one at least.
@@ -160,7 +157,9 @@ async def choose(client: Client, servers: Sequence[str], node: str | None, place
         usable.append(source)
     if not usable:
         raise SourceUnavailable("; ".join(failures) or "no node answered")
-    return max(usable, key=_preference)
+    chosen = max(usable, key=_preference)
+    chosen.known_end = max(source.known_end for source in found)
+    return chosen
 
 
 def _refuse_foreign(place: str, last: Manifest, source: Source) -> None:

@@ -5,7 +5,8 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Generator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -24,7 +25,7 @@ from ..backup.object_store import check_conditional, open_store
 from ..backup.run import Backup, Outcome
 from ..backup.store import Store
 from ..backup.verify import Verification, replay
-from ..client import ClientError
+from ..client import Client, ClientError, Status
 from ..data_dir.identity import IDENTITY_FILE
 from ..errors import ClusterError
 from .connection import DEFAULT_TIMEOUT_S, ClusterOptions, Json, Timeout, ask, connecting, exit_of, fail_usage
@@ -93,9 +94,9 @@ def run(
         store = store_of(destination, store_option)
         if (Path(store.name) / IDENTITY_FILE).exists():
             fail_usage(f"{store.name} is the data directory of a node; give the backup a place of its own")
-        check_conditional(store)
         backup = Backup(store, wall_clock, complain, node=node, keep_us=keep_us)
-        keeper = Keeper(backup, lambda: cluster.connect(timeout), servers, wall_clock)
+        check = partial(check_conditional, store)
+        keeper = Keeper(backup, lambda: cluster.connect(timeout), servers, wall_clock, check)
 
         def done(outcome: Outcome) -> None:
             _tell(outcome, keeper, as_json=as_json)
@@ -106,7 +107,7 @@ def run(
         if place is not None:
             _serve(keeper, place)
         keeping = keeper.keep(every, done, complain)
-        asyncio.run(_until_stopped(keeping, lambda: Exit.FAILED if keeper.failure else Exit.DONE))
+        asyncio.run(_until_stopped(keeping, lambda: Exit.DONE if keeper.runs and not keeper.failure else Exit.FAILED))
 
 
 async def _until_stopped(main: Coroutine[object, object, T], code: Callable[[], Exit]) -> T:
@@ -222,12 +223,13 @@ def status(
     """Show the newest manifest, and how far the backup lags behind the cluster."""
     with failing():
         last = read_all(store_of(source, store_option), complain)[-1]
-    now = ask(cluster, timeout, lambda client: client.status())
+    now, missing = ask(cluster, timeout, lambda client: _now(client, last.end.index))
     if (now["cluster_id"], now["history"]) != (last.cluster_id, last.history):
         complain(f"{source} is the backup of another cluster or history ({last.history}) than {now['history']}")
         raise typer.Exit(Exit.FAILED)
     records = max(0, now["commit_index"] - last.end.index)
-    seconds = max(0.0, (wall_clock() - last.time) / MICROSECONDS) if records else 0.0
+    since = last.time if missing is None else missing
+    seconds = max(0.0, (now["clock"] - since) / MICROSECONDS) if records else 0.0
     if as_json:
         say(to_json(_row(last) | {"lag_records": records, "lag_seconds": round(seconds, 1)}))
     else:
@@ -237,6 +239,16 @@ def status(
     if seconds > max_lag:
         complain(f"the backup lags by more than {max_lag:.0f} s; see the output of `quire backup`")
         raise typer.Exit(Exit.FAILED)
+
+
+async def _now(client: Client, end: int) -> tuple[Status, int | None]:
+    """The leader's status, and the time of the first record that a backup with this end lacks; None if unknown."""
+    status = await client.status()
+    if status["commit_index"] > end >= status["lowest_index"]:
+        async with aclosing(client.pages.history(end, end + 1)) as pages:
+            async for page in pages:
+                return status, page[0].timestamp
+    return status, None
 
 
 def store_of(place: str, options: list[str] | None) -> Store:

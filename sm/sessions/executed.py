@@ -73,6 +73,10 @@ class Executed:
                 self._take_features(fields.get("features", []), timestamp)
             case "history":
                 self._sessions.end_history(index)
+                # What a name had then is not compared with its next opening: that counts as the first one here.
+                self._last.clear()
+                self._doubtful.clear()
+                self._stale.clear()
             case "features":
                 self._take_features(fields["names"], timestamp)
             case _:

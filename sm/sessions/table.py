@@ -26,8 +26,8 @@ others. Who writes under a session is not in the log: the leader checks that bef
 
 A `history` record ends all sessions: an id below that record is refused with HISTORY_CHANGED, so that no client that
 was there before continues unaware. A name keeps its replies until it is opened again: whoever does is told the last
-sequence that this history has, and a command that it has is answered, not executed again. Meanwhile `replies` has the
-session under its id negated, which no record can name.
+sequence that this history has, and a command that it has is answered, not executed again. For another owner it starts
+over. Meanwhile `replies` has the session under its id negated, which no record can name.
 
 If clients open names up to the limit, the table stays full for as long as these sessions live. So the leader appends no
 opening of a new name above `named_limit`, which is below `max_sessions`: sessions without a name always find room
@@ -125,7 +125,9 @@ class Sessions(AllReplies):
         self._expire(timestamp, but=held if may_take else None)
         old = held if may_take else None
         if held is not None and not may_take and (holder := self.find(held)) is not None:
-            raise Refused(SESSION_OWNED, owned_by_another(holder))
+            if held > 0:
+                raise Refused(SESSION_OWNED, owned_by_another(holder))
+            self.close(held)  # Of an earlier history: no session of its owner is open.
         if old is not None:
             replies = self.replies.pop(old)
             del self._names[old]

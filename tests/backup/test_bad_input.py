@@ -397,7 +397,8 @@ def test_a_time_between_two_frames_of_a_piece_before_its_snapshot_is_not_taken_f
     snapshot(cluster)
     grow(cluster)
     manifest = run(store, cluster, piece_bytes=40_000).manifest
-    rewrite(store, manifest, pieces=_rows(store, manifest)[-1:])  # As if it had been trimmed to the snapshot.
+    # As if it had been trimmed to the snapshot.
+    rewrite(store, manifest, **{name: _rows(store, manifest, name)[-1:] for name in ("pieces", "snapshots")})
     manifest = read_all(store, print)[-1]
     assert manifest.base == manifest.snapshots[0].index > manifest.pieces[0].from_index
     early = Point(time=manifest.pieces[0].times[0])
@@ -406,9 +407,9 @@ def test_a_time_between_two_frames_of_a_piece_before_its_snapshot_is_not_taken_f
         Contents(store, manifest).end_at(early)
 
 
-def _rows(store: FolderStore, manifest: Manifest) -> list[object]:
+def _rows(store: FolderStore, manifest: Manifest, name: str) -> list[object]:
     fields = json.loads((Path(store.name) / manifest.key).read_bytes().partition(b"\n")[0])
-    return list(fields["pieces"])
+    return list(fields[name])
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-1", "12.5", "2026-13-01", "1e9"])

@@ -87,16 +87,21 @@ def test_a_name_tells_its_last_sequence_in_the_next_history_and_answers_what_is_
     assert applier.state() != state
 
 
-def test_a_name_that_is_not_opened_again_keeps_its_owner_and_its_place() -> None:
+def test_a_name_of_an_earlier_history_goes_on_for_its_owner_and_starts_over_for_another() -> None:
     frames = Frames()
     applier = applier_with_sessions(frames)
-    applier.apply(frames.system({"type": "open_session", "name": "owned", "owner": "ana"}))
+    for name in ("one", "two"):
+        opened = applier.apply(frames.system({"type": "open_session", "name": name, "owner": "ana"}))
+        applier.apply(frames.records([["add", 1]], session=opened.index, sequence=1))
     applier.apply(frames.system(record(frames.index)))
 
-    refused = applier.apply(frames.system({"type": "open_session", "name": "owned", "owner": "bob"}))
+    by_owner = applier.apply(frames.system({"type": "open_session", "name": "one", "owner": "ana"}))
+    by_another = applier.apply(frames.system({"type": "open_session", "name": "two", "owner": "bob"}))
 
+    assert by_owner.results == [{"session": by_owner.index, "sequence": 1}]
+    assert by_another.results == [{"session": by_another.index, "sequence": 0}]
+    refused = applier.apply(frames.system({"type": "open_session", "name": "two", "owner": "ana"}))
     assert [code for _, code, _ in refused.refused] == ["SESSION_OWNED"]
-    assert applier.apply(frames.system({"type": "open_session", "name": "owned", "owner": "ana"})).refused == []
 
 
 def test_a_session_that_was_closed_in_this_history_has_expired() -> None:
