@@ -52,6 +52,8 @@ MANIFEST_EACH_BYTES = 1 << 30
 """A first backup of terabytes that is cut short continues from the last of these."""
 UNKNOWN_DIGEST = (0, "00" * 16)
 """The digest at index 0: true of every log, and all that is known between two reports."""
+SAID_AGAIN_US = keeping.HOUR_US
+"""After this time a manifest says that nothing is new: until when a backup reaches is its manifest's time."""
 ATTEMPTS = 3
 """A run begins anew if the store turns out to have lost a file, or the source expires frames, while it runs."""
 ADOPTED_S = keeping.ORPHAN_S / 2
@@ -153,7 +155,7 @@ class Backup:
 
         await run.extend(source.end, between)
         await run.add_worthy_snapshot()
-        if last is not None and run.chain.is_stated_by(last):
+        if last is not None and run.chain.is_stated_by(last) and began - last.time < SAID_AGAIN_US:
             return Outcome(last, False, 0, 0, source.known_end)
         # It has all that was committed when the run began, and perhaps more.
         manifest = await commit(began, (source.status["applied_index"], source.status["digest"]))
@@ -312,6 +314,7 @@ class _Run:
         crc = crc32c(raw)
         file = piece_key(from_index, end.index, crc)
         self._store.put(file, raw)
+        self._damaged.discard(file)
         times = (time, end.timestamp)
         piece = Piece(file, from_index, end.index, len(raw), crc, chain_first, end.crc32c, end.epoch, times)
         self.chain.add(piece, end, [row for found in ranges for row in found.histories])

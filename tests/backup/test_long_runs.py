@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -35,14 +36,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 class Running:
     """One backup over several runs, as `--every` has it."""
 
-    def __init__(self, store: Store, cluster: Cluster, clock: Callable[[], int] = wall_clock) -> None:
+    def __init__(
+        self, store: Store, cluster: Cluster, clock: Callable[[], int] = wall_clock, piece_bytes: int = 1 << 20
+    ) -> None:
         self.said: list[str] = []
         self._cluster = cluster
-        self.backup = Backup(store, clock, self.said.append, piece_bytes=PIECE_BYTES, keep_us=30 * 86_400 * SECOND)
+        self.backup = Backup(store, clock, self.said.append, piece_bytes=piece_bytes, keep_us=30 * 86_400 * SECOND)
 
-    def run(self) -> Outcome:
+    def run(self, records: int = 50) -> Outcome:
         """A run after some more records."""
-        self._cluster.leader.apply(*[["add", 1, "x" * 100]] * 50)
+        if records:
+            self._cluster.leader.apply(*[["add", 1, "x" * 100]] * records)
 
         async def once() -> Outcome:
             async with quire_client.connect(self._cluster.servers, timeout_s=20) as client:
@@ -114,6 +118,49 @@ def test_by_a_clock_that_is_a_year_ahead_nothing_is_deleted(cluster: Cluster, tm
     verified(store)
 
 
+def test_an_idle_cluster_s_backup_says_once_an_hour_that_nothing_is_new(cluster: Cluster, tmp_path: Path) -> None:
+    store, now = FolderStore(tmp_path / "b"), [wall_clock()]
+    running = Running(store, cluster, lambda: now[0])
+    running.run()
+    assert not running.run(records=0).is_new
+    now[0] += 3_000 * SECOND
+    assert not running.run(records=0).is_new
+    now[0] += 601 * SECOND
+
+    outcome = running.run(records=0)
+
+    assert outcome.is_new
+    assert choose([outcome.manifest], Point(time=now[0])) is outcome.manifest
+
+
+def test_a_piece_that_rotted_is_put_once(cluster: Cluster, tmp_path: Path) -> None:
+    store = FolderStore(tmp_path / "b")
+    running = Running(store, cluster)
+    running.run(records=150)
+    running.run(records=1)
+    piece = read_all(store, print)[-1].pieces[-1]
+    raw = bytearray(store.get(piece.file))
+    raw[7] ^= 1
+    store.put(piece.file, bytes(raw))
+    for _ in range(3):
+        running.run()
+    said = len(running.said)
+
+    running.run()
+
+    assert any("has lost or damaged" in each for each in running.said)
+    assert len(running.said) == said
+    verified(_newest_only(store, tmp_path / "newest"))
+
+
+def _newest_only(store: FolderStore, folder: Path) -> FolderStore:
+    """A copy with the newest manifest alone: older ones name what was lost."""
+    shutil.copytree(store.name, folder)
+    for path in sorted((folder / "manifests").iterdir())[:-1]:
+        path.unlink()
+    return FolderStore(folder)
+
+
 def test_a_place_that_is_suddenly_empty_is_an_outage_and_not_a_new_backup(cluster: Cluster, tmp_path: Path) -> None:
     store = FolderStore(tmp_path / "b")
     running = Running(store, cluster)
@@ -168,7 +215,7 @@ def test_a_time_after_a_run_that_was_cut_short_is_not_in_it(
     monkeypatch.setattr("quire.cluster.backup.run.MANIFEST_EACH_BYTES", 1)
     store = Short(tmp_path / "b")
     with pytest.raises(StoreFailed, match="cut short"):
-        Running(store, cluster).run()
+        Running(store, cluster, piece_bytes=PIECE_BYTES).run()
 
     (manifest,) = read_all(store, print)
 
