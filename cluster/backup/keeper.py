@@ -9,10 +9,10 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..client import Client, ClientError
+from ..client import Client, ClientError, Forbidden, Unauthorized
 from .manifest import BackupInvalid
 from .run import Backup, Outcome
-from .store import StoreFailed
+from .store import StoreFailed, StoreRefused
 
 MICROSECONDS = 1_000_000
 RETRY_S = (1.0, 60.0)
@@ -20,6 +20,10 @@ RETRY_S = (1.0, 60.0)
 
 Temporary = (ClientError, StoreFailed, BackupInvalid)
 """What may be over at the next run: a node that sends damaged frames may not be the one that is chosen then."""
+
+
+Misconfigured = (StoreRefused, Unauthorized, Forbidden)
+"""What is wrong from the start unless it was right before, as when credentials are being replaced."""
 
 
 class Lag(NamedTuple):
@@ -101,12 +105,15 @@ class Keeper:
 
         Raises:
             BackupRefused: another writer or history has the place; only an operator can end that.
+            StoreRefused, Unauthorized, Forbidden: before any run has succeeded.
         """
         pause = RETRY_S[0]
         while True:
             try:
                 done(await self.run())
             except Temporary as error:
+                if isinstance(error, Misconfigured) and not self.runs:
+                    raise
                 failed(f"the backup lags by {self.lag}: {error}; trying again in {pause:.0f} s")
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(pause * 2, every_s, RETRY_S[1])

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from quire.cluster import client as quire_client
 from quire.cluster.backup.keeper import Keeper, KeeperCollector
 from quire.cluster.backup.run import Backup
-from quire.cluster.backup.store import FolderStore, StoreFailed
+from quire.cluster.backup.store import FolderStore, StoreFailed, StoreRefused
 from quire.log import wall_clock
 from tests.backup.backed_up import MACHINE
 from tests.processes.cluster import DEADLINE_S, Cluster, Clusters
@@ -20,10 +20,11 @@ class Outage(FolderStore):
     """A folder that may be away."""
 
     is_away = False
+    error = StoreFailed("the store is away")
 
     def put(self, key: str, data: bytes) -> None:
         if self.is_away:
-            raise StoreFailed("the store is away")
+            raise self.error
         super().put(key, data)
 
 
@@ -53,6 +54,26 @@ class Kept:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(KeeperCollector(self.keeper))
         return generate_latest(registry).decode()
+
+
+@pytest.mark.slow
+def test_wrong_credentials_end_a_backup_that_never_ran_and_not_one_that_did(clusters: Clusters, tmp_path: Path) -> None:
+    cluster, store = clusters.make(["n1"], flags=MACHINE), Outage(tmp_path / "b")
+    cluster.start()
+    store.error = StoreRefused("the store refuses the credentials")
+    store.is_away = True
+    with pytest.raises(StoreRefused):
+        asyncio.run(Kept(cluster, store).keeper.keep(0.02, lambda _: None, lambda _: None))
+
+    store.is_away = False
+    kept = Kept(cluster, store)
+    asyncio.run(kept.until(lambda: bool(kept.ends)))
+    store.is_away = True
+    cluster.leader.apply(["add", 1])
+    asyncio.run(kept.until(lambda: bool(kept.failed)))
+    store.is_away = False
+    end = kept.ends[-1]
+    asyncio.run(kept.until(lambda: kept.ends[-1] > end))
 
 
 @pytest.mark.slow
