@@ -9,7 +9,6 @@ import pytest
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.data_dir.genesis import make_genesis
 from quire.cluster.data_dir.identity import DataDirRefused
-from quire.cluster.data_dir.new_history import EPOCH_STEP
 from quire.cluster.data_dir.restoration import (
     RestorePlan,
     check_unused,
@@ -117,7 +116,7 @@ def check(disk: Disk, content: Backup) -> None:
     assert log is not None
     assert identity is not None
     assert (identity.history, identity.disk_id, identity.cluster_id) == (NEW_HISTORY, DISK_ID, content.cluster_id)
-    assert data_dir.promises.promise.epoch == EPOCH + 3 + EPOCH_STEP
+    assert data_dir.promises.promise.epoch == EPOCH + 3 + (1 << 20)
     assert log.durable_index == end.index + 2
     lowest = log.bounds.lowest_index
     assert lowest == (0 if content.snapshot is None else 101)

@@ -70,6 +70,12 @@ def test_a_backup_is_restored_beside_the_members_and_neither_notices_the_other()
     raise AssertionError("too few backups were restored")
 
 
+def test_several_nodes_that_join_are_all_started_before_the_end() -> None:
+    outcome = run(plan_of(20301))  # One of two was level and waited for the other, which nobody started.
+
+    assert not outcome.failure
+
+
 def calm_history() -> History:
     """Three voters and a spare node, without faults."""
     settings = replace(plan_of(3).settings, voters=3, observers=0, spares=1, rates=(1.0,) * 4)

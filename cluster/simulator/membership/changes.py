@@ -210,10 +210,11 @@ class MemberChanges:
     def settled(self, leader: Node) -> list[Node] | None:
         """The nodes that belong to the cluster; None while a change is under way, or a removed node runs."""
         members = leader.running.core.members
-        for row in members.members:
-            if row.role is Role.JOINING or row.disk_id == NO_DISK:
-                self._join(self._node(row.node_id))
-                return None
+        waiting = [row.node_id for row in members.members if row.role is Role.JOINING or row.disk_id == NO_DISK]
+        for node_id in waiting:  # All of them: those that join become voters once all are level.
+            self._join(self._node(node_id))
+        if waiting:
+            return None
         names = {row.node_id for row in members.members}
         removed = {(gone.node_id, gone.disk_id) for gone in members.removed}
         others = [node for node in self._nodes if node.runs and node.node_id not in names]
