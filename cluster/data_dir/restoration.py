@@ -31,7 +31,7 @@ from quire.log import (
     unpack,
 )
 from quire.replication import Members
-from quire.sm import Owner, SnapshotDamaged, SnapshotPart, SnapshotStore
+from quire.sm import Owner, SnapshotDamaged, SnapshotForeign, SnapshotPart, SnapshotStore
 from quire.sm.snapshots.manifest import Manifest, decode_manifest
 from quire.sm.snapshots.store import snapshot_name
 
@@ -171,22 +171,29 @@ def restore(
     Memory holds one chunk or piece. `volume` is the directory's path if it may be a mount point.
 
     Raises:
-        DataDirRefused: the directory is in use, or what is restored is damaged or does not end as planned.
+        DataDirRefused: the directory is in use or has the marker of another plan, or what is restored is damaged, of
+            different clusters, or does not end as planned.
+        GenesisInvalid: the genesis is none; nothing was written.
         LogError, OSError: the device failed, or is full; run it again.
     """
     path = directory.path
     check_unused(directory)
     check_epoch(path, "the restore", plan.begun.epoch)
-    if read_restore_plan(directory) is None:
-        write_whole_file(directory, RESTORING_FILE, plan.to_bytes())
     genesis = read_genesis(restorable.genesis)
+    begun = read_restore_plan(directory)
+    if begun is None:
+        write_whole_file(directory, RESTORING_FILE, plan.to_bytes())
+    elif begun != plan:
+        # A second history or disk would begin in files of the first.
+        interrupted = f"a restore of {begun.source} up to index {begun.end.index} was interrupted here"
+        raise DataDirRefused(path, f"{interrupted}; run that command again, or {EMPTIED}")
     write_genesis_file(directory, restorable.genesis)
     boundary = None
     try:
         if restorable.snapshot is not None:
             boundary = _put_snapshot(directory, genesis, restorable.snapshot, restorable, progress)
         members = _put_frames(directory, plan, genesis, restorable, boundary, options, progress)
-    except (SnapshotDamaged, ChainBroken, FrameInvalid, UnknownVersion) as error:
+    except (SnapshotDamaged, SnapshotForeign, ChainBroken, FrameInvalid, UnknownVersion) as error:
         raise DataDirRefused(path, f"what is restored is damaged: {error}; restore another manifest") from error
     frames = plan.begun.frames(plan.end, members, FEATURES, 0)
     append_frames(directory, plan.end.index, frames, genesis.cluster_id, options)
@@ -250,11 +257,13 @@ def _put_frames(
                 if unflushed >= FLUSH_BYTES:
                     log.flush()
                     unflushed = 0
-            if log.tail != plan.end:
-                ends = f"what is restored ends at index {log.tail.index} of epoch {log.tail.epoch}, not as planned"
-                raise DataDirRefused(directory.path, f"{ends}; {EMPTIED}")
-            log.mark.commit_index = plan.end.index
-            log.flush()
+        if log.tail != plan.end:
+            ends = f"what is restored ends at index {log.tail.index} of epoch {log.tail.epoch}, not as planned"
+            raise DataDirRefused(directory.path, f"{ends}; {EMPTIED}")
+        log.mark.commit_index = plan.end.index  # Also if an earlier run appended the frames, and not the mark.
+        log.flush()
+        if log.bounds.lowest_index == 0 and log.read_frames(0, 1)[0] != restorable.genesis:
+            raise DataDirRefused(directory.path, f"the first frame is not the genesis of the backup; {EMPTIED}")
         return _members(directory.path, log, snapshot)
 
 

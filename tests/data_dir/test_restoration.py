@@ -1,20 +1,16 @@
 """A restored directory is a node of a new history with just the records; one that was interrupted is none."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from quire.cluster.config.serve import ServeConfig
-from quire.cluster.data_dir.genesis import make_genesis
+from quire.cluster.data_dir import restoration
+from quire.cluster.data_dir.genesis import GenesisInvalid, make_genesis
 from quire.cluster.data_dir.identity import DataDirRefused
-from quire.cluster.data_dir.restoration import (
-    RestorePlan,
-    check_unused,
-    read_restore_plan,
-    restore,
-)
+from quire.cluster.data_dir.restoration import FLUSH_BYTES, RestorePlan, check_unused, read_restore_plan, restore
 from quire.cluster.data_dir.survivor import RESTORE_AGAIN, RESTORING_FILE, inspect
 from quire.log import FEATURES, HISTORY, MEMBERSHIP, Kind, Log, Tail, decode_system, encode_records, walk_frames
 from quire.log.simulated import Disk, Keep, PowerLoss
@@ -111,6 +107,7 @@ def run(disk: Disk, content: Backup) -> None:
 
 def check(disk: Disk, content: Backup) -> None:
     """The directory starts as a new disk of the new history, and holds the records of the backup and no others."""
+    assert inspect(disk.fork().directory()).commit_index == content.end.index
     data_dir = opened(disk)
     log, identity, end = data_dir.log, data_dir.identity, content.end
     assert log is not None
@@ -172,9 +169,11 @@ def test_the_features_that_a_history_needs_are_named_even_if_the_backup_lacked_t
 
 @pytest.mark.parametrize("keep", list(Keep))
 @pytest.mark.parametrize("from_snapshot", [False, True], ids=["from the beginning", "from a snapshot"])
+@pytest.mark.parametrize("flush_bytes", [1, FLUSH_BYTES], ids=["each piece flushed", "flushed once"])
 def test_a_restore_that_is_stopped_at_any_operation_is_refused_at_a_start_and_finished_by_the_next_run(
-    keep: Keep, from_snapshot: bool
+    keep: Keep, from_snapshot: bool, flush_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(restoration, "FLUSH_BYTES", flush_bytes)
     content = backup(at=155, from_snapshot=from_snapshot)
     stop, stopped = 1, True
     while stopped:
@@ -201,6 +200,114 @@ def test_a_restore_that_is_stopped_at_any_operation_is_refused_at_a_start_and_fi
         check(disk, content)
         stop += 1
     assert stop > 40
+
+
+@pytest.mark.parametrize("from_snapshot", [False, True], ids=["from the beginning", "from a snapshot"])
+def test_a_restore_continues_at_the_end_of_what_an_earlier_run_flushed(
+    from_snapshot: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restoration, "FLUSH_BYTES", 1)
+    content, disk = backup(from_snapshot=from_snapshot), Disk()
+    directory, plan = disk.directory(), plan_of(content)
+    with pytest.raises(OSError, match="the store fails"):
+        restore(directory, plan, Failing(**vars(content)), OPTIONS)
+    disk.lose_power(Keep.NOTHING)
+    asked = Asked(**vars(content))
+
+    restore(disk.directory(), plan, asked, OPTIONS)
+
+    assert asked.first_chunks == []
+    assert asked.first_frames == [111 if from_snapshot else 11]
+    check(disk, content)
+
+
+@dataclass
+class Failing(Backup):
+    """A backup whose store fails after one piece of the frames."""
+
+    def frames(self, from_index: int) -> Iterator[bytes]:
+        yield next(super().frames(from_index))
+        raise OSError("the store fails")
+
+
+@dataclass
+class Asked(Backup):
+    """A backup that notes what was read of it."""
+
+    first_chunks: list[int] = field(default_factory=list[int])
+    first_frames: list[int] = field(default_factory=list[int])
+
+    def chunks(self, first: int) -> Iterator[bytes]:
+        self.first_chunks.append(first)
+        return super().chunks(first)
+
+    def frames(self, from_index: int) -> Iterator[bytes]:
+        self.first_frames.append(from_index)
+        return super().frames(from_index)
+
+
+@pytest.mark.parametrize("keep", list(Keep))
+def test_a_restore_that_returned_outlives_a_power_loss(keep: Keep) -> None:
+    """A marker that came back would let a second run cut off what the node has acknowledged since."""
+    content, disk = backup(), Disk()
+
+    run(disk, content)
+    disk.lose_power(keep)
+
+    assert RESTORING_FILE not in disk.directory().list()
+    check(disk, content)
+
+
+def test_the_marker_of_another_plan_is_refused_and_stays() -> None:
+    content, disk = backup(), Disk()
+    plan = plan_of(content)
+    with pytest.raises(OSError, match="the store fails"):
+        restore(disk.directory(), plan, Failing(**vars(content)), OPTIONS)
+
+    for other in (replace(plan, source="another"), replace(plan, history=b"o" * 16), replace(plan, disk_id=b"o" * 16)):
+        with pytest.raises(DataDirRefused, match="a restore of a backup up to index 301 was interrupted here; run"):
+            restore(disk.directory(), other, content, OPTIONS)
+
+    assert read_restore_plan(disk.directory()) == plan
+    run(disk, content)
+    check(disk, content)
+
+
+def test_a_snapshot_or_frames_of_another_cluster_than_the_genesis_are_refused() -> None:
+    content, other = backup(from_snapshot=True), backup(from_snapshot=True)
+    snapshot = replace(content, snapshot=other.snapshot, parts=other.parts)
+    frames = replace(content, snapshot=None, genesis=other.genesis)
+
+    with pytest.raises(DataDirRefused, match=f"is of cluster {other.cluster_id.hex()}, not {content.cluster_id.hex()}"):
+        run(Disk(), snapshot)
+    with pytest.raises(DataDirRefused, match="the first frame is not the genesis of the backup"):
+        run(Disk(), frames)
+
+
+def test_a_snapshot_that_lacks_a_chunk_is_refused() -> None:
+    content = backup(from_snapshot=True)
+
+    with pytest.raises(DataDirRefused, match="it lacks chunks"):
+        run(Disk(), replace(content, parts=content.parts[:-1]))
+
+
+def test_a_genesis_that_is_none_is_refused_before_anything_is_written() -> None:
+    content, disk = backup(), Disk()
+
+    with pytest.raises(GenesisInvalid):
+        run(disk, replace(content, genesis=content.genesis[:-1]))
+
+    assert disk.directory().list() == []
+
+
+def test_an_epoch_that_cannot_be_is_refused_before_anything_is_written() -> None:
+    content, disk = backup(), Disk()
+    plan = replace(plan_of(content), greatest_epoch=1 << 63)
+
+    with pytest.raises(DataDirRefused, match="the restore"):
+        restore(disk.directory(), plan, content, OPTIONS)
+
+    assert disk.directory().list() == []
 
 
 @pytest.mark.parametrize("name", ["identity", "promise", "mark", "genesis", "log", "snapshots", "witness-1", "notes"])
@@ -234,8 +341,9 @@ def test_frames_that_end_early_or_elsewhere_are_refused() -> None:
         disk = Disk()
         plan = replace(plan_of(content), end=end)
 
-        with pytest.raises(DataDirRefused, match="what is restored ends at index 301 of epoch 7, not as planned"):
-            restore(disk.directory(), plan, content, OPTIONS)
+        for _ in range(2):
+            with pytest.raises(DataDirRefused, match="what is restored ends at index 301 of epoch 7, not as planned"):
+                restore(disk.directory(), plan, content, OPTIONS)
 
 
 def replace_tail(tail: Tail, **fields: int) -> Tail:
