@@ -1,14 +1,19 @@
 """A snapshot that a backup reads is kept for a while after each request, and a damaged chunk is not given."""
 
 import asyncio
+from hashlib import sha256
+from pathlib import Path
 
 import pytest
 
+from quire.cluster.client import NotFound, connect
 from quire.cluster.compaction.serving import PINNED_S, PINS_LIMIT, SnapshotReads
 from quire.cluster.errors import CorruptHere, Malformed, SnapshotUnknown
 from quire.log.simulated import Disk
-from quire.sm import Applier, ArithmeticMachine, Owner, SnapshotStore, write_snapshot
-from quire.sm.snapshots.store import KEPT_SNAPSHOTS
+from quire.sm import Applier, ArithmeticMachine, Owner, SnapshotStore, snapshot_name, write_snapshot
+from quire.sm.snapshots.manifest import decode_manifest
+from quire.sm.snapshots.store import KEPT_SNAPSHOTS, chunk_name
+from tests.cluster.running import RunningCluster, running_cluster
 from tests.sm.frames import Frames
 
 OWNER = Owner(bytes(range(16)), ("arithmetic", 1))
@@ -108,3 +113,71 @@ def test_a_damaged_chunk_is_not_given_and_the_snapshot_no_longer_counts() -> Non
         kept.chunk(index, 0)
 
     assert index not in kept.store.indices
+
+
+async def taken(cluster: RunningCluster, node_id: str) -> int:
+    """The index of a snapshot that a node has just taken, after one more command."""
+    await cluster.commands("n1", ["add", 1])
+    reply = await cluster.ask(node_id, "POST", "/admin/snapshot")
+    assert reply.status == 200, reply
+    return int(reply.document["index"])
+
+
+@pytest.mark.asyncio
+async def test_any_node_gives_the_genesis_and_its_snapshot_whole(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, snapshot_records=0, snapshot_log_bytes=0) as cluster:
+        for node_id in cluster.nodes:
+            server = cluster.address(node_id)
+            index = await taken(cluster, node_id)
+            async with connect(server) as client:
+                files, status = client.files, await client.status(server)
+                raw = await files.snapshot_manifest(index, server)
+                manifest = decode_manifest(raw, node_id)
+                numbers = range(len(manifest.chunks))
+                chunks = [await files.snapshot_chunk(index, number, server) for number in numbers]
+
+                assert await files.genesis(server) == await files.frames(0, 1, status["history"], server, 1)
+            assert raw == (tmp_path / node_id / "snapshots" / snapshot_name(index) / "manifest").read_bytes()
+            assert sha256(b"".join(chunks)).hexdigest() == status["snapshots"]["kept"][-1]["sha256"]
+
+
+@pytest.mark.asyncio
+async def test_a_node_keeps_the_snapshot_that_is_read_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_cluster(tmp_path, 1, snapshot_records=0, snapshot_log_bytes=0) as cluster:
+        compaction, clock = cluster.nodes["n1"].node.components.compaction, Clock()
+        monkeypatch.setattr(compaction.reads, "_now", clock)
+        server = cluster.address("n1")
+        async with connect(server) as client:
+            read = await taken(cluster, "n1")
+            await client.files.snapshot_manifest(read, server)
+            later = [await taken(cluster, "n1") for _ in range(KEPT_SNAPSHOTS + 1)]
+            assert compaction.store.indices == [read, *later[-KEPT_SNAPSHOTS:]]
+
+            clock.now += PINNED_S - 1
+            assert await client.files.snapshot_chunk(read, 0, server)
+            clock.now += PINNED_S - 1
+            await taken(cluster, "n1")
+            assert await client.files.snapshot_chunk(read, 0, server)
+            clock.now += PINNED_S
+            await taken(cluster, "n1")
+
+            with pytest.raises(NotFound, match=f"there is no snapshot at {read} on this node, which has those at"):
+                await client.files.snapshot_chunk(read, 0, server)
+
+
+@pytest.mark.asyncio
+async def test_a_node_refuses_what_is_no_index_and_gives_no_damaged_chunk(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1, snapshot_records=0, snapshot_log_bytes=0) as cluster:
+        index = await taken(cluster, "n1")
+        for path in ("x", "-1", str(2**64), f"{index}/x", f"{index}/-1", f"{index}/1", f"{index}/0?from=1"):
+            reply = await cluster.ask("n1", "GET", f"/admin/snapshots/{path}")
+            assert (reply.status, reply.problem) == (400, "malformed"), path
+
+        (tmp_path / "n1" / "snapshots" / snapshot_name(index) / chunk_name(0)).write_bytes(b"rot")
+
+        reply = await cluster.ask("n1", "GET", f"/admin/snapshots/{index}/0")
+        assert (reply.status, reply.problem) == (503, "corrupt-here")
+        reply = await cluster.ask("n1", "GET", f"/admin/snapshots/{index}/0")
+        assert (reply.status, reply.problem) == (404, "snapshot-unknown")
