@@ -11,7 +11,6 @@ there if the source still has what follows, and otherwise begins a new chain.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from secrets import token_hex
 from typing import NamedTuple
 
@@ -22,7 +21,7 @@ from quire.sm import SnapshotDamaged
 from quire.sm.snapshots.manifest import Manifest as Snapshot
 from quire.sm.snapshots.manifest import decode_manifest as decode_snapshot
 
-from ..client import Client, NotFound
+from ..client import Client, NotFound, Unavailable
 from . import keeping
 from .chain import Chain
 from .manifest import (
@@ -136,7 +135,7 @@ class Backup:
         last = manifests[-1] if manifests else None
         source = await choose(client, servers, self._node, self._store.name, last)
         adopted = {key: stored for key, stored in files.items() if stored.modified > young}
-        run = _Run(self._store, source, adopted, self._damaged, self._piece_bytes)
+        run = _Run(self._store, source, adopted, self._damaged, self._piece_bytes, self._say)
         chain = None if last is None else self._continued(last, source, files)
         run.chain = chain or await run.new_chain(last)
 
@@ -234,8 +233,15 @@ class _Run:
     """The files that a run puts, and the chain that they extend."""
 
     def __init__(
-        self, store: Store, source: Source, files: dict[str, Stored], damaged: set[str], piece_bytes: int
+        self,
+        store: Store,
+        source: Source,
+        files: dict[str, Stored],
+        damaged: set[str],
+        piece_bytes: int,
+        say: Say,
     ) -> None:
+        self._say = say
         self._store = store
         self._source = source
         self._files = files
@@ -343,8 +349,10 @@ class _Run:
         known = chain.snapshots[-1].index if chain.snapshots else chain.begin
         saved = sum(piece.size for piece in chain.pieces if known <= piece.from_index and piece.to_index <= index)
         if known < index <= chain.end.index and size <= max(saved, FREE_SNAPSHOT_BYTES):
-            with suppress(NotFound):  # It was replaced while frames were read: the next run takes that one.
+            try:
                 chain.snapshots.append(snapshot_row(await self._put_snapshot(index)))
+            except (NotFound, Unavailable) as error:  # Replaced since, or unreadable there; the frames need none.
+                self._say(f"the snapshot at {index} was not copied from {self._source.node}: {error}")
 
     async def _put_snapshot(self, index: int) -> Snapshot:
         """Put a snapshot of the source: its chunks, and then its manifest.

@@ -13,8 +13,10 @@ from quire.cluster.backup.contents import Point, choose, read_all
 from quire.cluster.backup.keeping import ORPHAN_S
 from quire.cluster.backup.manifest import BackupRefused
 from quire.cluster.backup.run import Backup, Outcome
+from quire.cluster.backup.source import Source
 from quire.cluster.backup.store import FolderStore, Store, StoreFailed
 from quire.cluster.backup.verify import Verification
+from quire.cluster.client import Unavailable
 from quire.log import wall_clock
 from tests.backup.backed_up import MACHINE, PIECE_BYTES
 from tests.processes.cluster import Cluster
@@ -159,6 +161,25 @@ def _newest_only(store: FolderStore, folder: Path) -> FolderStore:
     for path in sorted((folder / "manifests").iterdir())[:-1]:
         path.unlink()
     return FolderStore(folder)
+
+
+def test_a_snapshot_that_the_source_cannot_give_does_not_hold_up_the_frames(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unreadable(source: Source, index: int, number: int) -> bytes:
+        raise Unavailable(f"chunk {number} of the snapshot at {index} cannot be read")
+
+    monkeypatch.setattr(Source, "snapshot_chunk", unreadable)
+    store = FolderStore(tmp_path / "b")
+    running = Running(store, cluster)
+    cluster.leader.apply(["add", 1])
+    assert cluster.leader.call("POST", "/admin/snapshot").status == 200
+
+    outcome = running.run()
+
+    assert outcome.manifest.snapshots == ()
+    assert any("was not copied from n1" in each for each in running.said)
+    verified(store)
 
 
 def test_a_place_that_is_suddenly_empty_is_an_outage_and_not_a_new_backup(cluster: Cluster, tmp_path: Path) -> None:
