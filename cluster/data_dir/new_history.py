@@ -4,19 +4,25 @@ No other node may count the node's old disk for anything, so the node gets a new
 count, so the epoch rises by more than any that was not seen. Each step may be repeated.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from typing import TypeVar
+
+from crc32c import crc32c
 
 from quire.log import (
     Directory,
     Kind,
     Log,
     LogOptions,
+    PayloadInvalid,
     Tail,
     encode_frame,
     encode_system,
+    pack,
     stored_mark,
+    unpack,
     walk_frames,
     wall_clock,
 )
@@ -26,10 +32,15 @@ from quire.replication.core.messages import Promise
 from quire.replication.promises import PROMISE_FILE
 from quire.replication.witnesses import WITNESS_FILES
 
+from .identity import DataDirRefused
 from .survivor import HISTORY_TYPE
 
+MAX_PLAN_BYTES = 1 << 20
 EPOCH_STEP = 1 << 20
 """More epochs than the lost nodes can have begun unseen, and far fewer than a peer may be ahead (rule 18)."""
+
+
+Plan = TypeVar("Plan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +87,41 @@ class NewHistory:
             crc = next(walk_frames(frame)).header.crc32c
             raw += frame
         return raw
+
+
+def encode_plan(fields: Mapping[str, object]) -> bytes:
+    """The content of a plan's file: crc32c of the rest, and a msgpack map."""
+    body = pack(fields)
+    return crc32c(body).to_bytes(4, "little") + body
+
+
+def decode_plan(raw: bytes) -> object:
+    """The map in a plan's file. Raises ValueError: it is damaged."""
+    body = raw[4:]
+    if len(raw) <= 4 or crc32c(body) != int.from_bytes(raw[:4], "little"):
+        raise ValueError("its crc32c differs")
+    try:
+        return unpack(body)
+    except PayloadInvalid as error:
+        raise ValueError(str(error)) from error
+
+
+def read_plan_file(directory: Directory, name: str, decode: Callable[[bytes], Plan], advice: str) -> Plan | None:
+    """The plan in a file; None if there is no such file. `advice` is what to do about one that is damaged.
+
+    Raises:
+        DataDirRefused: it is damaged.
+    """
+    try:
+        storage = directory.open(name)
+    except FileNotFoundError:
+        return None
+    with closing(storage):
+        raw = storage.read_at(0, MAX_PLAN_BYTES)
+    try:
+        return decode(raw)
+    except ValueError as error:
+        raise DataDirRefused(directory.path, f"its file {name} cannot be used ({error}); {advice}") from error
 
 
 def open_log(directory: Directory, cluster_id: bytes, options: LogOptions) -> Log:

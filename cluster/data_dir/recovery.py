@@ -14,17 +14,12 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from crc32c import crc32c
-
 from quire.log import (
     FEATURES,
     HISTORY,
     MEMBERSHIP,
     Directory,
     LogOptions,
-    PayloadInvalid,
-    pack,
-    unpack,
     wall_clock,
 )
 from quire.replication import Role
@@ -32,13 +27,21 @@ from quire.replication.core.members import DISK_ID_BYTES
 
 from .genesis import CLUSTER_ID_BYTES
 from .identity import DataDirRefused, read_identity, write_identity, write_whole_file
-from .new_history import EPOCH_STEP, NewHistory, append_frames, open_log, replace_disk
+from .new_history import (
+    EPOCH_STEP,
+    NewHistory,
+    append_frames,
+    decode_plan,
+    encode_plan,
+    open_log,
+    read_plan_file,
+    replace_disk,
+)
 from .survivor import Survivor, refuse_restoring
 from .witnessed import check_epoch
 
 PLAN_FILE = "recovery"
 PLAN_VERSION = 1
-MAX_PLAN_BYTES = 1 << 20
 AGAIN = "a recovery of it was interrupted; run the same `quire recover` again, which finishes it"
 
 
@@ -67,20 +70,12 @@ class RecoveryPlan:
     def to_bytes(self) -> bytes:
         """The file's content: crc32c of the rest, and a msgpack map."""
         fields = {name: getattr(self, name) for name in self.__slots__}
-        body = pack({"version": PLAN_VERSION} | fields | {"others": [list(pair) for pair in self.others]})
-        return crc32c(body).to_bytes(4, "little") + body
+        return encode_plan({"version": PLAN_VERSION} | fields | {"others": [list(pair) for pair in self.others]})
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> "RecoveryPlan":
         """Decode the file's content. Raises ValueError: it is damaged, or of another version."""
-        body = raw[4:]
-        if len(raw) <= 4 or crc32c(body) != int.from_bytes(raw[:4], "little"):
-            raise ValueError("its crc32c differs")
-        try:
-            fields = unpack(body)
-        except PayloadInvalid as error:
-            raise ValueError(str(error)) from error
-        match fields:
+        match decode_plan(raw):
             case {
                 "version": 1,
                 "node_id": str(node_id),
@@ -109,19 +104,9 @@ def read_plan(directory: Directory) -> RecoveryPlan | None:
     Raises:
         DataDirRefused: it is damaged.
     """
-    try:
-        storage = directory.open(PLAN_FILE)
-    except FileNotFoundError:
-        return None
-    with closing(storage):
-        raw = storage.read_at(0, MAX_PLAN_BYTES)
-    try:
-        return RecoveryPlan.from_bytes(raw)
-    except ValueError as error:
-        reason = (
-            f"its file {PLAN_FILE} cannot be used ({error}); recover from a copy of the directory, or another survivor"
-        )
-        raise DataDirRefused(directory.path, reason) from error
+    return read_plan_file(
+        directory, PLAN_FILE, RecoveryPlan.from_bytes, "recover from a copy of the directory, or another survivor"
+    )
 
 
 def refuse_unfinished(directory: Directory) -> None:

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from crc32c import crc32c
-
 from quire.log import (
     FEATURES,
     ChainBroken,
@@ -23,12 +21,9 @@ from quire.log import (
     FrameInvalid,
     Log,
     LogOptions,
-    PayloadInvalid,
     Tail,
     UnknownVersion,
     decode_system,
-    pack,
-    unpack,
 )
 from quire.replication import Members
 from quire.sm import Owner, SnapshotDamaged, SnapshotForeign, SnapshotPart, SnapshotStore
@@ -37,13 +32,21 @@ from quire.sm.snapshots.store import snapshot_name
 
 from .genesis import Genesis, read_genesis, write_genesis_file
 from .identity import DataDirRefused, NodeIdentity, write_identity, write_whole_file
-from .new_history import EPOCH_STEP, NewHistory, append_frames, open_log, replace_disk
+from .new_history import (
+    EPOCH_STEP,
+    NewHistory,
+    append_frames,
+    decode_plan,
+    encode_plan,
+    open_log,
+    read_plan_file,
+    replace_disk,
+)
 from .survivor import RESTORING_FILE
 from .volume import note_volume
 from .witnessed import check_epoch
 
 PLAN_VERSION = 1
-MAX_PLAN_BYTES = 1 << 20
 FLUSH_BYTES = 64 << 20
 EMPTIED = "empty the directory, and restore anew"
 FOREIGN = frozenset({RESTORING_FILE, f"{RESTORING_FILE}.tmp", "lock", "lost+found"})
@@ -94,20 +97,12 @@ class RestorePlan:
     def to_bytes(self) -> bytes:
         """The marker's content: crc32c of the rest, and a msgpack map."""
         fields = {name: getattr(self, name) for name in self.__slots__}
-        body = pack({"version": PLAN_VERSION} | fields | {"end": list(self.end)})
-        return crc32c(body).to_bytes(4, "little") + body
+        return encode_plan({"version": PLAN_VERSION} | fields | {"end": list(self.end)})
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> "RestorePlan":
         """Decode the marker's content. Raises ValueError: it is damaged, or of another version."""
-        body = raw[4:]
-        if len(raw) <= 4 or crc32c(body) != int.from_bytes(raw[:4], "little"):
-            raise ValueError("its crc32c differs")
-        try:
-            fields = unpack(body)
-        except PayloadInvalid as error:
-            raise ValueError(str(error)) from error
-        match fields:
+        match decode_plan(raw):
             case {
                 "version": 1,
                 "source": str(source),
@@ -132,18 +127,7 @@ def read_restore_plan(directory: Directory) -> RestorePlan | None:
     Raises:
         DataDirRefused: it is damaged.
     """
-    try:
-        storage = directory.open(RESTORING_FILE)
-    except FileNotFoundError:
-        return None
-    with closing(storage):
-        raw = storage.read_at(0, MAX_PLAN_BYTES)
-    try:
-        return RestorePlan.from_bytes(raw)
-    except ValueError as error:
-        raise DataDirRefused(
-            directory.path, f"its file {RESTORING_FILE} cannot be used ({error}); {EMPTIED}"
-        ) from error
+    return read_plan_file(directory, RESTORING_FILE, RestorePlan.from_bytes, EMPTIED)
 
 
 def check_unused(directory: Directory) -> None:
