@@ -1,6 +1,7 @@
 """A real cluster under load that is backed up, and what a backup of it must restore to."""
 
 import asyncio
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Event, Thread
@@ -11,7 +12,7 @@ from quire.cluster import client as quire_client
 from quire.cluster.backup.contents import Contents, Point, choose, read_all
 from quire.cluster.backup.restore import Restored, Wanted, plan_of
 from quire.cluster.backup.run import Backup, Outcome
-from quire.cluster.backup.store import Store, Stored, StoreFailed
+from quire.cluster.backup.store import FolderStore, Store, Stored, StoreFailed
 from quire.cluster.data_dir.data_dir import DataDir
 from quire.cluster.data_dir.restoration import restore
 from quire.log import FileDirectory, LogOptions, walk_frames, wall_clock
@@ -71,6 +72,14 @@ def run(store: Store, cluster: Cluster, **options: object) -> Outcome:
             return await backup.run(client, cluster.servers.split(","))
 
     return asyncio.run(once())
+
+
+def newest_only(store: FolderStore, folder: Path) -> FolderStore:
+    """A copy of a backup with its newest manifest alone: older ones may name what was lost."""
+    shutil.copytree(store.name, folder)
+    for path in sorted((folder / "manifests").iterdir())[:-1]:
+        path.unlink()
+    return FolderStore(folder)
 
 
 class State(NamedTuple):

@@ -21,7 +21,7 @@ from quire.cluster.backup.source import SourceUnavailable
 from quire.cluster.backup.store import FolderStore, Store
 from quire.cluster.backup.verify import Verification, replay
 from quire.log import wall_clock
-from tests.backup.backed_up import MACHINE, PIECE_BYTES, expected, restored, run
+from tests.backup.backed_up import MACHINE, PIECE_BYTES, expected, newest_only, restored, run
 from tests.backup.faulty_gateway import Fault, faulty_gateway
 from tests.backup.gateway import BUCKET, QUICK, Gateway, options_for
 from tests.processes.adder import Adder
@@ -176,7 +176,7 @@ def test_what_the_store_forgot_is_put_again_by_the_next_run(
 
         run(whole, cluster)
 
-        verified(_newest_only(whole, tmp_path / kind))
+        verified(newest_only(whole, tmp_path / kind))
 
 
 def test_a_piece_that_rots_is_found_when_the_next_run_joins_it_and_is_put_again(
@@ -193,15 +193,7 @@ def test_a_piece_that_rots_is_found_when_the_next_run_joins_it_and_is_put_again(
     manifest = run(store, cluster, piece_bytes=1 << 20).manifest
 
     assert last.file not in {piece.file for piece in manifest.pieces}
-    verified(_newest_only(store, tmp_path / "newest"))
-
-
-def _newest_only(store: FolderStore, folder: Path) -> FolderStore:
-    """A copy without the older manifests, some of whose files are gone."""
-    shutil.copytree(store.name, folder)
-    for path in sorted((folder / "manifests").iterdir())[:-1]:
-        path.unlink()
-    return FolderStore(folder)
+    verified(newest_only(store, tmp_path / "newest"))
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from quire.cluster.backup.store import FolderStore, Store, StoreFailed
 from quire.cluster.backup.verify import Verification
 from quire.cluster.client import Unavailable
 from quire.log import wall_clock
-from tests.backup.backed_up import MACHINE, PIECE_BYTES
+from tests.backup.backed_up import MACHINE, PIECE_BYTES, newest_only
 from tests.processes.cluster import Cluster
 
 SECOND = 1_000_000
@@ -152,15 +151,7 @@ def test_a_piece_that_rotted_is_put_once(cluster: Cluster, tmp_path: Path) -> No
 
     assert any("has lost or damaged" in each for each in running.said)
     assert len(running.said) == said
-    verified(_newest_only(store, tmp_path / "newest"))
-
-
-def _newest_only(store: FolderStore, folder: Path) -> FolderStore:
-    """A copy with the newest manifest alone: older ones name what was lost."""
-    shutil.copytree(store.name, folder)
-    for path in sorted((folder / "manifests").iterdir())[:-1]:
-        path.unlink()
-    return FolderStore(folder)
+    verified(newest_only(store, tmp_path / "newest"))
 
 
 def test_a_snapshot_that_the_source_cannot_give_does_not_hold_up_the_frames(
