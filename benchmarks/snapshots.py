@@ -17,10 +17,10 @@ import uvloop
 
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.node.node import Node
+from quire.cluster.node.turns import Turns
 from quire.cluster.node.views.status import node_status, not_ready_reasons
 from quire.cluster.node.writing import FutureWaiter
 from quire.cluster.serve.collector import Collector
-from quire.cluster.serve.process import collect_forever
 from quire.log import encode_records, pack, unpack
 from quire.replication import Write
 from quire.sm import Context
@@ -120,7 +120,9 @@ async def longest_commit(node: Node, until: asyncio.Event) -> tuple[float, int]:
 
 async def measure(directory: Path) -> None:
     """Measure and print."""
-    collecting = asyncio.create_task(collect_forever(Collector()))
+    collector, turns = Collector(), Turns()
+    collector.start()
+    turns.start(lambda: True, collector.look)
     node, _ = await started(directory)
     await node.components.writing.write(Write(encode_records([["fill", KEYS]]), 1, owner=FutureWaiter(applied=True)))
     await asyncio.sleep(1)
@@ -144,7 +146,8 @@ async def measure(directory: Path) -> None:
         node, took = await started(directory)
         print(f"restart: ready and applied after {took:.2f} s, {node.components.applying.applied_index} records")
         await node.stop()
-    collecting.cancel()
+    turns.stop()
+    collector.stop()
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quire.cluster.serve.collector import FULL_EVERY, PAUSE_S
+from quire.cluster.serve.collector import FULL_S
 from quire.log import pack
 from quire.replication.address import host_and_port
 from tests.processes.cluster import Cluster, Node, Unreachable, run_quire
@@ -225,7 +225,7 @@ def slow_commands(cluster: Cluster) -> str:
 def many_objects(cluster: Cluster) -> str:
     """A state of millions of lists, which grows beyond several full garbage collections."""
     filled = [cluster.leader.call("POST", "/commands", body_of(["more"], 100), JSON).status for _ in range(25)]
-    time.sleep(FULL_EVERY * PAUSE_S)  # Until all is visited.
+    time.sleep(FULL_S)  # Until all is visited.
     return said(filled)
 
 

@@ -232,7 +232,7 @@ class Log:
                 state.members.append(index)
         except BaseException:
             # Any exception here, KeyboardInterrupt included, may leave a frame that the tail does not count.
-            with state.failing("writing out"):
+            with state.writing_out:
                 raise
         return header
 
@@ -359,7 +359,7 @@ class Log:
         state.refuse_if_unwritable()
         if state.flush is not None or state.durable.index == state.tail.index:
             return None
-        with state.failing("writing out"):
+        with state.writing_out:
             state.writer.write_out()
         segment = state.writer.segment
         state.flush = Flush(state.writer.store, state.tail, segment, segment.end, state.generation)
@@ -382,7 +382,7 @@ class Log:
         # A truncation since it began may have replaced what it covered; a rotation may have proven more.
         if flush.generation == state.generation and flush.tail.index > state.durable.index:
             state.set_durable(flush.tail, flush.segment, flush.position)
-            with state.failing("writing the mark"):
+            with state.writing_mark:
                 state.mark.write(state.next_mark())
 
     def flush(self) -> None:
@@ -439,7 +439,7 @@ class MarkSync:
         """
         state = self._state
         state.refuse_if_unwritable()
-        with state.failing("writing the mark"):
+        with state.writing_mark:
             mark, latest = state.next_mark(), state.mark.latest
             if latest is None or mark != latest._replace(generation=0):
                 state.mark.write(mark)
@@ -451,5 +451,5 @@ class MarkSync:
         if error is not None:
             state.fail(f"syncing the mark: {error}")
         elif not state.closed:
-            with state.failing("writing the mark"):
+            with state.writing_mark:
                 state.mark.end_sync(sync)

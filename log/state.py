@@ -9,8 +9,8 @@ Invariants, whenever no operation is in progress:
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from types import TracebackType
 from typing import NamedTuple
 
 from .errors import LogClosed, LogError, LogReadOnly
@@ -30,6 +30,32 @@ class Bounds(NamedTuple):
 
     lowest_index: int
     highest_index: int
+
+
+class Failing:
+    """Makes the log permanently read-only if the device fails in the block: a failed write or sync proves nothing.
+
+    Any other exception, such as KeyboardInterrupt or MemoryError, does the same: how far the block got is unknown. May be
+    entered many times, one after the other.
+    """
+
+    __slots__ = ("_doing", "_state")
+
+    def __init__(self, state: LogState, doing: str) -> None:
+        self._state = state
+        self._doing = doing
+
+    def __enter__(self) -> None:
+        """Nothing is to be done."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None or isinstance(error, LogError):
+            return  # A LogError is raised before anything changed, or by code that has called `fail` itself.
+        state, doing = self._state, self._doing
+        if isinstance(error, OSError):
+            state.fail(f"{doing}: {error}")
+            raise LogReadOnly(state.failure or doing) from error
+        state.fail(f"{doing}: {error!r}")
 
 
 class LogState:
@@ -79,6 +105,8 @@ class LogState:
         self.closed = False
         self.watch = FileWatch(directory, files, segments, self._lost)
         self.frame_limit = options.frame_limit
+        self.writing_out = Failing(self, "writing out")
+        self.writing_mark = Failing(self, "writing the mark")
         self._reads_unflushed = options.flush_policy.never
 
     @property
@@ -99,23 +127,9 @@ class LogState:
         if self.failure is not None:
             raise LogReadOnly(self.failure)
 
-    @contextmanager
-    def failing(self, doing: str) -> Generator[None]:
-        """Make the log permanently read-only if the device fails in the block: a failed write or sync proves nothing.
-
-        Any other exception, such as KeyboardInterrupt or MemoryError, does the same: how far the block got is unknown.
-        """
-        try:
-            yield
-        except LogError:
-            # Raised before anything changed, or by code that has called `fail` itself.
-            raise
-        except OSError as error:
-            self.fail(f"{doing}: {error}")
-            raise LogReadOnly(self.failure or doing) from error
-        except BaseException as error:
-            self.fail(f"{doing}: {error!r}")
-            raise
+    def failing(self, doing: str) -> Failing:
+        """What makes the log permanently read-only if the device fails in the block."""
+        return Failing(self, doing)
 
     def fail(self, reason: str) -> None:
         """Make the log permanently read-only; the first reason is kept."""

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from .driver import Durations
     from .ports import Ports
     from .promises import PromiseFile, PromiseLost
-    from .replica import Replica, ReplicaOptions
+    from .replica import Replica, ReplicaOptions, next_tick
     from .witnesses import Witnesses, WitnessForeign
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "WitnessForeign",
     "Witnesses",
     "Write",
+    "next_tick",
 ]
 
 _MODULES = {
@@ -38,7 +39,7 @@ _MODULES = {
     "driver": ("Durations",),
     "ports": ("Ports",),
     "promises": ("PromiseFile", "PromiseLost"),
-    "replica": ("Replica", "ReplicaOptions"),
+    "replica": ("Replica", "ReplicaOptions", "next_tick"),
     "witnesses": ("Witnesses", "WitnessForeign"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -70,6 +70,11 @@ def watched_task(
     return task
 
 
+async def next_tick(period_s: float) -> None:
+    """Wait for the loop's clock to reach a multiple of the period, so that a node's timers wake it together."""
+    await asyncio.sleep(period_s - asyncio.get_running_loop().time() % period_s)
+
+
 class CheckedDriver(Driver[OwnerT]):
     """A driver that checks the core's invariants after each step; a broken one is a fault, and stops the node."""
 
@@ -106,6 +111,7 @@ class Replica(Generic[OwnerT]):
         self._options = options
         self._ticked_at = 0
         self._reported_at = 0
+        self._lags_at = 0
         self._is_looking = False
         self._members: Members | None = None  # Of which the network knows.
         self._threads = Threads()
@@ -174,7 +180,7 @@ class Replica(Generic[OwnerT]):
                 self._send_reports()
             except LogError as error:
                 self.driver.log_failed(error)
-            await asyncio.sleep(pause)
+            await next_tick(pause)
 
     def _tick(self) -> None:
         self._ticked_at = self._threads.now()
@@ -219,7 +225,8 @@ class Replica(Generic[OwnerT]):
         if self._threads.now() - self._reported_at >= REPORT_US:
             self._reported_at = self._threads.now()
             self.network.send_to_all(self.driver.position())
-        if self.core.leads:
+        if self.core.leads and self._threads.now() >= self._lags_at:
+            self._lags_at = self.core.next_beat
             for node_id, report in self.lags.to_report().items():
                 self.network.send(node_id, report)
 

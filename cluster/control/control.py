@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import structlog
 
+from quire.replication import next_tick
+
 from .envelope import NotAdmitted, decode, encode
 from .syncobj import Raft, RaftStatus, RaftTimes
 
@@ -22,9 +24,10 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ControlTimes:
-    """The seconds between ticks, and PySyncObj's own times."""
+    """The seconds between ticks, the seconds between those where PySyncObj leads, and its own times."""
 
     tick_s: float
+    leading_tick_s: float
     raft: RaftTimes
 
     @classmethod
@@ -35,7 +38,8 @@ class ControlTimes:
         hears no leader.
         """
         return cls(
-            tick_s=heartbeat_s / 5,
+            tick_s=heartbeat_s / 2,
+            leading_tick_s=heartbeat_s,  # Each has it ping, with the heartbeats of the log's leader.
             raft=RaftTimes(
                 silence_min_s=2.5 * heartbeat_s,
                 silence_max_s=5 * heartbeat_s,
@@ -157,7 +161,7 @@ class Control:
                 await asyncio.sleep(REBUILD_PAUSE_S)
                 self._build()
             self._guarded(self._tick)
-            await asyncio.sleep(self._times.tick_s)
+            await next_tick(self._times.leading_tick_s if self.nominated else self._times.tick_s)
 
     def _tick(self, raft: Raft) -> None:
         raft.tick()

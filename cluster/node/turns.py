@@ -1,17 +1,17 @@
 """Measures how long the turns of the event loop take, and notes which functions ran in a long one.
 
-A blocked loop answers neither callers nor peers, who then elect another leader. Every PERIOD_S a timer reads the CPU
-time of the loop's thread. Any time beyond one period between two readings was used in a single turn, because between
-short turns the timer would have fired. So a turn is measured as up to one period shorter than it was. Time during which
-the process was paused or waited for a CPU does not count.
+A blocked loop answers neither callers nor peers, who then elect another leader. After each PERIOD_S of CPU time that the
+process used, SIGPROF has the loop read the CPU time of its thread, once the present turn is over. Any time beyond one
+period between two readings was used in a single turn, because short turns would have let the loop read it earlier. So a
+turn is measured as up to one period shorter than it was. Time during which the process was paused or waited for a CPU
+does not count, and a process without work is not woken.
 
-A turn that lasts LONG_S is interrupted once by SIGALRM, whose handler notes the running functions.
+Once a turn has taken LONG_S, the handler of the signal notes the running functions.
 """
 
 import asyncio
 import gc
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +24,7 @@ import quire
 from quire.replication import Durations
 
 PERIOD_S = 0.01
+"""CPU time of the process between two signals."""
 LONG_S = 0.05
 LOG_INTERVAL_S = 1.0
 READY_INTERVAL_S = 0.25
@@ -62,28 +63,40 @@ class Turns:
         self._logged_at = float("-inf")
         self._sample = ""
         self._collecting_since = self._collected_s = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self._samples = False
+        self._loop: asyncio.AbstractEventLoop
+        self._after: Callable[[], None]
+        self._is_due = False
 
-    def start(self, is_ready: Callable[[], bool]) -> None:
-        """Begin to measure. Turns before `is_ready` first returned true are counted separately."""
-        self._is_ready = is_ready
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGALRM, self._interrupted)
-            signal.siginterrupt(signal.SIGALRM, False)
-            self._samples = True
+    def start(self, is_ready: Callable[[], bool], after: Callable[[], None] = lambda: None) -> None:
+        """Begin to measure, on the main thread. Turns before `is_ready` first returned true are counted separately.
+
+        `after` is called with each reading: for work that is due by the CPU time that was used.
+        """
+        self._is_ready, self._after = is_ready, after
+        self._loop = asyncio.get_running_loop()
         gc.callbacks.append(self._collecting)
         self._at, self._used = self._clock(), self._cpu()
-        self._arm()
+        signal.signal(signal.SIGPROF, self.interrupted)
+        signal.siginterrupt(signal.SIGPROF, False)
+        signal.setitimer(signal.ITIMER_PROF, PERIOD_S, PERIOD_S)
 
     def stop(self) -> None:
         """Stop measuring: the node is shutting down."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-            gc.callbacks.remove(self._collecting)
-        if self._samples:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        gc.callbacks.remove(self._collecting)
+
+    def interrupted(self, _number: int, frame: FrameType | None) -> None:
+        """The handler of the signal: have the loop look after the present turn, and note what runs in a long one."""
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon_threadsafe(self._turned)
+        if not self._sample and self._cpu() - self._used >= LONG_S:
+            self._sample = what_runs(frame)
+
+    def _turned(self) -> None:
+        self._is_due = False
+        self.look()
+        self._after()
 
     def look(self) -> None:
         """Note the CPU time that the loop's thread used since the last reading."""
@@ -118,19 +131,6 @@ class Turns:
     def _log(self, turn: Turn, now: float) -> None:
         self._unlogged, self._logged_at = None, now
         journal.warning("long turn", **_shown(turn))
-
-    def _arm(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(PERIOD_S, self._fire)
-        if self._samples:
-            signal.setitimer(signal.ITIMER_REAL, PERIOD_S + LONG_S)
-
-    def _fire(self) -> None:
-        self.look()
-        self._arm()
-
-    def _interrupted(self, _number: int, frame: FrameType | None) -> None:
-        """The handler of SIGALRM: the current turn is a long one."""
-        self._sample = what_runs(frame)
 
     def _collecting(self, phase: str, _info: dict[str, Any]) -> None:
         if phase == "start":

@@ -2,7 +2,7 @@
 
 A collection visits every container of its generation, a million in 0.1 s or more: about as long as it takes to create a
 million. A machine's state may have tens of millions, most of which stay, since reference counting frees replaced ones.
-So new containers are visited each time the process has used some milliseconds of CPU time. Before a visit of the
+So new containers are visited whenever the process has used some milliseconds of CPU time. Before a visit of the
 surviving ones would take long, they are visited once more and frozen: later collections skip them.
 """
 
@@ -11,15 +11,10 @@ import time
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-PAUSE_S = 0.01
-"""Between two looks."""
-USED_S = 0.005
-"""CPU time of the process after which new containers are visited. The collector's own thresholds do not ensure that:
-they count allocated minus freed containers, and a machine that replaces its values frees as many as it allocates."""
 LONG_S = 0.015
 """The CPU time that a collection may take."""
-FULL_EVERY = 1000
-"""In checks, 10 s: a few objects in a cycle, such as a failed request's stack frames, can hold many bytes."""
+FULL_S = 10.0
+"""Between two visits of all: a few objects in a cycle, such as a failed request's stack frames, can hold many bytes."""
 ALLOCATIONS = 50_000
 """Containers allocated minus those freed after which the youngest generation is collected within a turn."""
 YOUNG, MIDDLE = 2, 2
@@ -55,15 +50,14 @@ class Collector:
         self,
         collects: Collects = gc,
         thread: Callable[[], float] = time.thread_time,
-        process: Callable[[], float] = time.process_time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`thread` gives the CPU time of the calling thread in seconds, `process` that of all threads."""
+        """`thread` gives the CPU time of the calling thread in seconds, `clock` seconds."""
         self._gc = collects
-        self._thread, self._process = thread, process
+        self._thread, self._clock = thread, clock
         self._since = 0.0
         self._all_take_s = 0.0  # At most: what the last visit took, and those of what was new since.
-        self._used_s = 0.0
-        self._looks = 0
+        self._full_at = clock()
 
     def start(self) -> None:
         """Freeze the program's own objects; from now on, collect rarely."""
@@ -79,18 +73,20 @@ class Collector:
         self._gc.callbacks.remove(self._collecting)
 
     def look(self) -> None:
-        """Run the collections that are due. Call it every PAUSE_S."""
-        self._looks += 1
-        if self._all_take_s > LONG_S or self._looks % FULL_EVERY == 0:
-            self._gc.collect()
-            if self._all_take_s > LONG_S / 2:
-                self._gc.freeze()
-                self._all_take_s = 0.0
-        elif self._process() - self._used_s > USED_S:
+        """Run the collection that is due. Call it whenever the process has used 10 ms of CPU time.
+
+        The collector's own thresholds do not ensure that: they count allocated minus freed containers, and a machine
+        that replaces its values frees as many as it allocates.
+        """
+        now = self._clock()
+        if self._all_take_s <= LONG_S and now - self._full_at < FULL_S:
             self._gc.collect(NEW)
-        else:
             return
-        self._used_s = self._process()
+        self._full_at = now
+        self._gc.collect()
+        if self._all_take_s > LONG_S / 2:
+            self._gc.freeze()
+            self._all_take_s = 0.0
 
     def _collecting(self, phase: Literal["start", "stop"], info: dict[str, int]) -> None:
         if info["generation"] < NEW:

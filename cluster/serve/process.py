@@ -31,7 +31,7 @@ from ..http.app import serve_app
 from ..http.listener import BACKLOG
 from ..node.turns import Turns
 from ..terminal import escaped
-from .collector import PAUSE_S, Collector
+from .collector import Collector
 from .descriptors import TooFewFiles, connections_of
 from .heap import give_large_blocks_back
 
@@ -149,13 +149,14 @@ async def _serve(make: Callable[[], Service], listen_on: str, data_dir: Path) ->
     credentials = service.credentials
     reload.begin(credentials, stop)
     listener = await serve_app(runner, connections, listening, lambda: credentials.tls)
-    collecting = asyncio.create_task(collect_forever(Collector()), name="collector")
-    turns.start(lambda: service.is_ready)
+    collector = Collector()
+    collector.start()
+    turns.start(lambda: service.is_ready, collector.look)
     print(f"quire: {service.title} listens on {listen_on}", flush=True)
     await _first_of(stop, service.ended)
     log.info("stopping")
-    collecting.cancel()
     turns.stop()
+    collector.stop()
     await service.leave()
     await listener.close()
     failure = await service.stop(runner.cleanup)
@@ -207,17 +208,6 @@ async def _first_of(*events: asyncio.Event) -> None:
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     for task in waiting:
         task.cancel()
-
-
-async def collect_forever(collector: Collector) -> None:
-    """Run the garbage collector when it is due, until cancelled."""
-    collector.start()
-    try:
-        while True:
-            await asyncio.sleep(PAUSE_S)
-            collector.look()
-    finally:
-        collector.stop()
 
 
 def _raise_files_limit() -> int:

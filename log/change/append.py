@@ -86,9 +86,10 @@ def _verified_frames(
     tail = state.tail
     for offset, header in walk_headers(view):
         tail = follow(tail, header)
-        if header.size > state.frame_limit:
-            raise RecordTooLarge(header.size, state.frame_limit)
-        if header.kind == Kind.SYSTEM and names_members(payload := view[offset + HEADER_BYTES : offset + header.size]):
+        size = HEADER_BYTES + header.length
+        if size > state.frame_limit:
+            raise RecordTooLarge(size, state.frame_limit)
+        if header.kind == Kind.SYSTEM and names_members(payload := view[offset + HEADER_BYTES : offset + size]):
             check_members(payload, header.index)
             members.append(header.index)
         headers.append((offset, header))
@@ -102,14 +103,16 @@ def _put_frames(state: LogState, view: memoryview, headers: list[tuple[int, Fram
     place = 0
     while place < len(headers):
         head = headers[place][1]
-        make_room(state, head.size, reserved=head.kind == Kind.SYSTEM)
-        writer = state.writer
+        size, writer = HEADER_BYTES + head.length, state.writer
+        if size > writer.free_end - writer.segment.end:
+            make_room(state, size, reserved=head.kind == Kind.SYSTEM)
+            writer = state.writer
         base = headers[place][0] - writer.segment.end
         first = place
         while place < len(headers):
             offset, header = headers[place]
             position = offset - base
-            if place != first and not writer.takes_at(position, header.size):
+            if place != first and not writer.takes_at(position, HEADER_BYTES + header.length):
                 break
             if position >= writer.index.next_position:
                 writer.note_frame(header, position)
@@ -120,8 +123,8 @@ def _put_frames(state: LogState, view: memoryview, headers: list[tuple[int, Fram
                 next_members = next(waiting)
             place += 1
         last_offset, last = headers[place - 1]
-        writer.put_piece(view[headers[first][0] : last_offset + last.size], headers[first][1].index)
-        state.tail = Tail(last.next_index, last.epoch, last.timestamp, last.crc32c)
+        writer.put_piece(view[headers[first][0] : last_offset + HEADER_BYTES + last.length], headers[first][1].index)
+        state.tail = last.tail
 
 
 def append_raw(state: LogState, raw: bytes | bytearray | memoryview, check_members: CheckMembers) -> None:
@@ -132,7 +135,7 @@ def append_raw(state: LogState, raw: bytes | bytearray | memoryview, check_membe
     """
     view = memoryview(raw)
     headers, members = _verified_frames(state, view, check_members)
-    with state.failing("writing out"):
+    with state.writing_out:
         _put_frames(state, view, headers, members)
 
 

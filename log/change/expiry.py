@@ -110,7 +110,7 @@ class LogExpiry:
         if error is not None:
             state.fail(f"expiring: {error}")
         elif expiry.mark_sync is not None and not state.closed:
-            with state.failing("writing the mark"):
+            with state.writing_mark:
                 state.mark.end_sync(expiry.mark_sync)
 
 
@@ -143,7 +143,7 @@ def _begin_mark_sync(state: LogState) -> Sync | None:
     """Return a sync of a mark that names a segment that stays; None if another sync is in progress."""
     if state.mark.is_syncing:
         return None
-    with state.failing("writing the mark"):
+    with state.writing_mark:
         state.mark.write(state.next_mark())
     return state.mark.begin_sync()
 

@@ -190,7 +190,7 @@ def _put_spooled(state: LogState, spool: Spool, expected_index: int | None, epoc
     )
     make_room(state, header.size)
     try:
-        with state.failing("writing out"):
+        with state.writing_out:
             state.writer.put_streamed(header, head, spool.pieces())
             state.tail = Tail(index + 1, epoch, header.timestamp, header.crc32c)
             if epoch != last_epoch or not state.epochs:

@@ -247,7 +247,7 @@ class Lookup:
             return segment.end
         if writer.unwritten_index is not None and index >= writer.unwritten_index:
             self._state.refuse_if_unwritable()
-            with self._state.failing("writing out"):
+            with self._state.writing_out:
                 writer.write_out()
         return writer.written
 
@@ -338,6 +338,9 @@ class Reader:
             if from_index != state.tail.index:
                 self.lookup.refuse_outside(from_index)
             return b"", from_index
+        recent = None if state.closed else state.writer.recent_frames(from_index, bound, state.tail.index)
+        if recent and len(recent) <= max_bytes:
+            return recent, bound
         segment, position = self.lookup.boundary(from_index)
         raw = self._span(segment, position, bound - 1, max_bytes)
         size, next_index = 0, from_index

@@ -6,6 +6,7 @@ anything is appended. After the room for other frames there is a reserve: when t
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
 from crc32c import crc32c
@@ -21,6 +22,8 @@ from .store import StoreHeader
 
 # Few frames, but large ones, reach beyond `segment_bytes`: the store grows for each of them, at least by this.
 _GROWTH_BYTES = 1 << 20
+
+_RECENT_PIECES, _RECENT_BYTES = 4, 1 << 18
 
 
 class Flush(Sync):
@@ -48,6 +51,7 @@ class WriteSegment:
         "free_end",
         "header",
         "index",
+        "recent",
         "segment",
         "store",
         "unwritten_index",
@@ -70,6 +74,9 @@ class WriteSegment:
         """Position below which the frames are in the file."""
         self.unwritten_index: int | None = None
         """Index of the first buffered frame; None if the buffer is empty."""
+        self.recent: deque[tuple[int, bytes]] = deque(maxlen=_RECENT_PIECES)
+        """What was written last, ascending: index of the first frame, and whole frames, which were verified or made here.
+        They are shipped and applied within milliseconds, and need not be read from the file and verified for that."""
         self.allocated = store.size
         self._buffer = bytearray()
         self._buffer_limit = options.write_buffer_bytes
@@ -142,6 +149,7 @@ class WriteSegment:
         """Buffer whole frames, the first at `index`. The caller has reserved room and added them to `self.index`."""
         self.segment.end += len(piece)
         if not self._buffer and len(piece) >= self._buffer_limit:
+            self.recent.clear()
             self.store.write_at(self.written, piece)
             self.written += len(piece)
             return
@@ -160,6 +168,7 @@ class WriteSegment:
             FrameInvalid: the pieces are not the payload that the header describes.
         """
         self.write_out()
+        self.recent.clear()
         position = end = self.segment.end
         end += HEADER_BYTES
         crc = 0
@@ -180,7 +189,23 @@ class WriteSegment:
             self.store.write_at(self.written, buffer)
             self.written += len(buffer)
             self._buffer = bytearray()
+            if self.unwritten_index is not None and len(buffer) <= _RECENT_BYTES:
+                self.recent.append((self.unwritten_index, bytes(buffer)))
+            else:
+                self.recent.clear()
             self.unwritten_index = None
+
+    def recent_frames(self, index: int, end: int, tail_index: int) -> bytes | None:
+        """The frames [index, end), if they were written recently in whole pieces; `tail_index` is that of the log."""
+        following = tail_index if self.unwritten_index is None else self.unwritten_index
+        pieces: list[bytes] = []
+        for first, raw in reversed(self.recent):
+            if pieces or following == end:
+                pieces.append(raw)
+            if first == index:
+                return pieces[0] if len(pieces) == 1 else b"".join(reversed(pieces))
+            following = first
+        return None
 
     def trim(self) -> None:
         """Remove the preallocated space after the last frame."""

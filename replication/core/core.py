@@ -581,6 +581,11 @@ class Core:
         return None if (live := self.live_promise) is None else live.candidate
 
     @property
+    def next_beat(self) -> int:
+        """When the next heartbeat would be due, for what else is to be sent with it."""
+        return self.state.next_beat
+
+    @property
     def announces_commit_after_us(self) -> int | None:
         """When the driver must send a `Tick` to announce a commit to followers; None if it need not."""
         waits = self.leading is not None and self.leading.downstreams.has_unannounced_commit

@@ -222,7 +222,7 @@ class Leading:
         """Send one to every linked node, with a new sequence: the nonce of the read barrier."""
         state = self.state
         self._sequence += 1
-        self._heartbeat_at = state.now + state.options.heartbeat_us
+        self._heartbeat_at = state.next_beat
         if not self._sent or state.now - self._sent[-1][0] >= state.options.heartbeat_us // 2:  # Enough for rule 11.
             self._sent.append((state.now, self._sequence))
         for read in self._reads:

@@ -241,6 +241,15 @@ class State:
         return self.now - self.away
 
     @property
+    def next_beat(self) -> int:
+        """When the next heartbeat is due: at multiples of their interval, so that a node's timers wake it together.
+
+        A tick may come a little before its time; what is nearer than an eighth of the interval is past.
+        """
+        interval = self.options.heartbeat_us
+        return (self.now + interval // 8) // interval * interval + interval - interval // 8
+
+    @property
     def is_voter(self) -> bool:
         """Whether this node counts and answers votes."""
         return self.members.is_voter(self.me.node_id, self.me.disk_id)

@@ -3,11 +3,11 @@
 from typing import Literal
 
 import quire.cluster.serve.collector as shipped
-from quire.cluster.serve.collector import ALL, FULL_EVERY, LONG_S, NEW, PAUSE_S, USED_S, Callback, Collector
+from quire.cluster.serve.collector import ALL, FULL_S, LONG_S, NEW, Callback, Collector
 
 
 class Collected:
-    """A garbage collector whose collections take as long as is said, and the process's clock."""
+    """A garbage collector whose collections take as long as is said, and a clock."""
 
     def __init__(self) -> None:
         self.callbacks: list[Callback] = []
@@ -34,26 +34,20 @@ class Collected:
         self.thresholds.append((young, middle, old))
 
     def collector(self) -> Collector:
-        """One that has started and has looked once."""
+        """One that has started."""
         collector = Collector(self, lambda: self.used_s, lambda: self.used_s)
         collector.start()
         assert self.frozen == 1, "what the program consists of"
-        self.look(collector, 0.0)
         self.collections.clear()
         return collector
 
-    def look(self, collector: Collector, used_s: float = USED_S * 1.1) -> None:
-        """Look after the process has used so much."""
-        self.used_s += used_s
-        collector.look()
 
-
-def test_what_is_new_is_collected_as_often_as_the_process_works_whatever_was_freed() -> None:
+def test_what_is_new_is_collected_with_each_look_whatever_was_freed() -> None:
     collected = Collected()
     collector = collected.collector()
-    for used_s, collections in ((USED_S / 2, 0), (USED_S / 4, 0), (USED_S / 2, 1), (USED_S / 2, 1), (1.0, 2), (0.0, 2)):
-        collected.look(collector, used_s)
-        assert collected.collections == [NEW] * collections
+    for _ in range(3):
+        collector.look()
+    assert collected.collections == [NEW] * 3
 
 
 def test_what_stays_is_frozen_before_its_visit_would_take_long() -> None:
@@ -61,12 +55,12 @@ def test_what_stays_is_frozen_before_its_visit_would_take_long() -> None:
     collector = collected.collector()
     collected.new_takes_s, collected.all_take_s = LONG_S * 0.4, LONG_S * 0.8
     for _ in range(3):
-        collected.look(collector)
+        collector.look()
     assert (collected.collections, collected.frozen) == ([NEW] * 3, 1), "each adds what it left to the others"
-    collected.look(collector)
+    collector.look()
     assert (collected.collections[3:], collected.frozen) == ([ALL], 2)
     for _ in range(3):
-        collected.look(collector)
+        collector.look()
     assert (collected.collections[4:], collected.frozen) == ([NEW] * 3, 2), "nothing but what is new is left"
 
 
@@ -75,7 +69,7 @@ def test_nothing_is_frozen_when_most_of_what_was_new_is_gone() -> None:
     collector = collected.collector()
     collected.new_takes_s, collected.all_take_s = LONG_S * 0.4, LONG_S * 0.3
     for _ in range(40):
-        collected.look(collector)
+        collector.look()
     assert collected.frozen == 1
     assert collected.collections.count(ALL) == 13, "each third: two of what is new, and what was left"
 
@@ -85,21 +79,22 @@ def test_the_collector_s_own_collections_count_as_well_but_not_those_of_the_youn
     collector = collected.collector()
     collected.new_takes_s, collected.all_take_s = LONG_S * 2, LONG_S
     collected.collect(0)
-    collected.look(collector, 0.0)
+    collector.look()
     assert ALL not in collected.collections
     collected.collect(NEW)
-    collected.look(collector, 0.0)
+    collector.look()
     assert (collected.collections[-1], collected.frozen) == (ALL, 2)
 
 
 def test_all_is_collected_now_and_then_by_a_process_that_does_next_to_nothing() -> None:
     collected = Collected()
     collector = collected.collector()
-    for _ in range(FULL_EVERY):
-        collected.look(collector, 0.0)
-    assert collected.collections == [ALL]
+    for _ in range(2):
+        collected.used_s += FULL_S / 2
+        collector.look()
+    assert collected.collections == [NEW, ALL]
     assert collected.frozen == 1
-    assert FULL_EVERY * PAUSE_S <= 10
+    assert FULL_S <= 10
 
 
 def test_no_generation_grows_by_more_than_a_collection_may_visit_in_time() -> None:

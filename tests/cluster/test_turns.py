@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import inspect
+import time
 from typing import Any
 
 import pytest
@@ -73,6 +74,29 @@ async def test_what_takes_long_before_the_node_is_ready_is_told_apart_and_does_n
             clocks.passes(turns, 1.0, 0.5)
         assert [entry["event"] for entry in of_turns(entries)] == ["long turn at the start"]
         assert turns.longest.cpu_s == 0
+    finally:
+        turns.stop()
+
+
+def burn(cpu_s: float) -> None:
+    end = time.thread_time() + cpu_s
+    while time.thread_time() < end:
+        pass
+
+
+@pytest.mark.asyncio
+async def test_a_working_process_is_looked_at_and_a_long_turn_of_it_is_found_and_named() -> None:
+    looks = list[int]()
+    turns = Turns()
+    turns.start(lambda: True, lambda: looks.append(1))
+    try:
+        while len(looks) < 3:
+            burn(PERIOD_S)
+            await asyncio.sleep(0)
+        while turns.longest.cpu_s < LONG_S:
+            burn(2 * LONG_S)
+            await asyncio.sleep(0.001)
+        assert "test_turns.burn" in turns.longest.what
     finally:
         turns.stop()
 

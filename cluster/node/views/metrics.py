@@ -62,7 +62,7 @@ class _NodeCollector(Collector):
         """Every metric, with its value now."""
         yield from self._counters()
         yield from self._write_path()
-        text = "CPU time of the event loop's turns, minus 10 ms; sampled 100 times per second"
+        text = "CPU time of the event loop's turns, minus 10 ms; a sample for each 10 ms of CPU time"
         yield _histogram("quire_loop_turn_seconds", text, self._turns.durations)
         longest = GaugeMetricFamily(
             "quire_loop_turn_longest_seconds", "The longest turn since the node became ready", labels=["what"]
