@@ -35,8 +35,8 @@ class Bounds(NamedTuple):
 class Failing:
     """Makes the log permanently read-only if the device fails in the block: a failed write or sync proves nothing.
 
-    Any other exception, such as KeyboardInterrupt or MemoryError, does the same: how far the block got is unknown. May be
-    entered many times, one after the other.
+    Any other exception, such as KeyboardInterrupt or MemoryError, does the same: how far the block got is unknown. It may
+    be entered many times, one after the other.
     """
 
     __slots__ = ("_doing", "_state")
@@ -48,7 +48,9 @@ class Failing:
     def __enter__(self) -> None:
         """Nothing is to be done."""
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is None or isinstance(error, LogError):
             return  # A LogError is raised before anything changed, or by code that has called `fail` itself.
         state, doing = self._state, self._doing

@@ -176,15 +176,15 @@ class Driver(Generic[OwnerT]):
         self.step(events.Tick())
 
     def _remind_of_commit(self) -> None:
-        """Tick the core soon if followers have not yet heard of a commit."""
-        delay_us = self.core.announces_commit_after_us
-        if delay_us is not None and not self._reminded:
-            self._reminded = True
-            self._device.remind(delay_us, self._tick_after_commit)
+        """Remind the core soon if followers have not yet heard of a commit."""
+        if self._reminded or (delay_us := self.core.announces_commit_after_us) is None:
+            return
+        self._reminded = True
+        self._device.remind(delay_us, self._commit_waited)
 
-    def _tick_after_commit(self) -> None:
+    def _commit_waited(self) -> None:
         self._reminded = False
-        self.step(events.Tick())
+        self.step(events.CommitWaited())
 
     def handle(self, event: events.Event) -> None:
         """One step of the core and its actions; then, as steps of their own, the results of its appends."""
@@ -340,7 +340,10 @@ class Driver(Generic[OwnerT]):
                 self._device.remind(RETRY_US, lambda: self.step(nothing))
                 return
         positions = Positions(action.commit_index, action.durable_index, self._device.clock())
-        self._streams.send_down(action.stream_id, Shipment(positions, raw, next_index))
+        if self._streams.send_down(action.stream_id, Shipment(positions, raw, next_index)):
+            shipped = events.Shipped(action.stream_id, next_index, len(raw))
+            if self.core.shipped(shipped):
+                self.step(shipped)
 
     def _frames_from(self, index: int, max_bytes: int) -> tuple[bytes, int]:
         """The frames from a boundary on. Streams at the same index share one read."""

@@ -174,8 +174,8 @@ class Streams(Protocol):
         """Send to the leader on a stream."""
         ...
 
-    def send_down(self, stream_id: int, message: OpenAnswer | Shipment) -> None:
-        """Send to a follower on a stream."""
+    def send_down(self, stream_id: int, message: OpenAnswer | Shipment) -> bool:
+        """Send to a follower on a stream; return whether it was taken at once. If not, a shipment's `Shipped` follows."""
         ...
 
     def close_stream(self, stream_id: int) -> None:

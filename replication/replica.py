@@ -16,7 +16,7 @@ from quire.log import LogError
 from .core import Core, CoreOptions, Identity, Members, actions, events
 from .core.invariants import Invariants
 from .core.messages import GenesisOffer
-from .core.state import State
+from .core.state import State, beat_after
 from .disk import Disk, OwnerT
 from .driver import Driver
 from .lag import MICROSECONDS, Lags
@@ -226,7 +226,7 @@ class Replica(Generic[OwnerT]):
             self._reported_at = self._threads.now()
             self.network.send_to_all(self.driver.position())
         if self.core.leads and self._threads.now() >= self._lags_at:
-            self._lags_at = self.core.next_beat
+            self._lags_at = beat_after(self._threads.now(), self._options.core.heartbeat_us)
             for node_id, report in self.lags.to_report().items():
                 self.network.send(node_id, report)
 

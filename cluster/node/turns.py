@@ -1,10 +1,10 @@
 """Measures how long the turns of the event loop take, and notes which functions ran in a long one.
 
-A blocked loop answers neither callers nor peers, who then elect another leader. After each PERIOD_S of CPU time that the
-process used, SIGPROF has the loop read the CPU time of its thread, once the present turn is over. Any time beyond one
-period between two readings was used in a single turn, because short turns would have let the loop read it earlier. So a
-turn is measured as up to one period shorter than it was. Time during which the process was paused or waited for a CPU
-does not count, and a process without work is not woken.
+A blocked loop answers neither callers nor peers, who then elect another leader. After each PERIOD_S of CPU time of the
+process, SIGPROF has the loop read the CPU time of its thread, once the present turn is over. Any time beyond one period
+between two readings was used in a single turn, because after a short one the loop would have read it earlier. So a turn
+is measured as up to one period shorter than it was. Time during which the process was paused or waited for a CPU does
+not count, and a process without work is not woken.
 
 Once a turn has taken LONG_S, the handler of the signal notes the running functions.
 """

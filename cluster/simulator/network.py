@@ -369,14 +369,17 @@ class Network:
         elif isinstance(message, CrcMismatch):
             leader.step(events.CrcMismatchArrived(stream.leader_stream_id, message))
 
-    def send_down(self, stream: Stream, said: OpenAnswer | Shipment) -> None:
-        """Send from the leader to the follower, in one or more messages."""
+    def send_down(self, stream: Stream, said: OpenAnswer | Shipment) -> bool:
+        """Send from the leader to the follower, in one or more messages; return whether it was taken at once."""
         leader = stream.leader
         for data in to_messages(said, self.weather.piece_bytes):
             stream.down.put(stream.follower.run, stream.follower_life, self._arrive_down, stream, data)
+        if self.random.randrange(2):
+            return True
         if isinstance(said, Shipment):
             shipped = events.Shipped(stream.leader_stream_id, said.next_index, len(said.raw))
             self.schedule.later(self.random.randint(0, MILLISECOND), leader.run, leader.life, leader.step, shipped)
+        return False
 
     def _arrive_down(self, stream: Stream, data: bytes) -> None:
         follower, stream_id = stream.follower, stream.follower_stream_id

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..errors import NoRoom, RecordTooLarge, ResourcesExhausted
-from ..frames import HEADER_BYTES, FrameHeader, Kind, Tail, follow, walk_headers
+from ..frames import HEADER_BYTES, FrameHeader, Kind, follow, walk_headers
 from ..segment.survey import names_members
 from ..state import LogState
 from .rotation import rotate

@@ -75,8 +75,8 @@ class WriteSegment:
         self.unwritten_index: int | None = None
         """Index of the first buffered frame; None if the buffer is empty."""
         self.recent: deque[tuple[int, bytes]] = deque(maxlen=_RECENT_PIECES)
-        """What was written last, ascending: index of the first frame, and whole frames, which were verified or made here.
-        They are shipped and applied within milliseconds, and need not be read from the file and verified for that."""
+        """What was written last, ascending: index of the first frame, and whole frames, verified or made here. They are
+        shipped and applied within milliseconds, and for that need not be read from the file and verified again."""
         self.allocated = store.size
         self._buffer = bytearray()
         self._buffer_limit = options.write_buffer_bytes

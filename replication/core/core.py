@@ -10,7 +10,8 @@ Whether a leader is heard now is another question: `live_promise` answers it. In
 campaign (`election`).
 
 `handle` dispatches the event, then runs the writer's jobs as far as the disk allows, then ships. An event may queue a
-job, but only the head of the queue promises, truncates or writes a leader's frames.
+job, but only the head of the queue promises, truncates or writes a leader's frames. What a leader gets for each of its
+clients' commands has shorter steps: they do not look at the log, and nothing follows an event without effect.
 """
 
 from typing import assert_never
@@ -35,7 +36,12 @@ from .messages import (
 )
 from .state import State
 from .status import NodeRole, Status
-from .writer import FollowLeader, HandleVote, InstallSnapshot, ReachOut, TruncateLog, WriteFrames, Writer
+from .writer import Disk, FollowLeader, HandleVote, InstallSnapshot, ReachOut, TruncateLog, WriteFrames, Writer
+
+LEAVES_LOG = (
+    events.AckArrived | events.Proposed | events.Shipped | events.CommitWaited | events.Measured | events.Stopped
+)
+"""Before these the log has not changed since the last step. (A node may stop because its members cannot be read.)"""
 
 
 class Core:
@@ -62,13 +68,17 @@ class Core:
         """
         if self.state.halted is not None:
             return []
-        self._begin_step(now, clock, members=not isinstance(event, events.Stopped))
-        self._dispatch(event)
-        if isinstance(event, events.Shipped):
-            self._ship()  # It frees a stream, and nothing else.
-        elif not isinstance(event, events.Measured):  # That is judged at the tick which follows.
+        has_ticked = self._begin_step(now, clock, looks=not isinstance(event, LEAVES_LOG))
+        if self._dispatch(event) or has_ticked:
             self._advance()
         return self._end_step()
+
+    def shipped(self, event: events.Shipped) -> bool:
+        """Note at once that a shipment was taken in the step that requested it.
+
+        Return whether the event is to be handled, as the next shipment may follow.
+        """
+        return self.leading is not None and self.leading.downstreams.shipped(event)
 
     def append_done(self, result: events.AppendResult, now: int, clock: int) -> list[actions.Action]:
         """Take the result of an append action, as a step of its own; return what to do, in order.
@@ -77,44 +87,37 @@ class Core:
         """
         if self.state.halted is not None:
             return []
-        self._begin_step(now, clock, members=True)
+        self._begin_step(now, clock, looks=True)
         self._appended(result)
         self._advance()
         return self._end_step()
 
-    def _begin_step(self, now: int, clock: int, *, members: bool) -> None:
-        """`members`: whether to take them from the log; a node may stop because they cannot be read."""
+    def _begin_step(self, now: int, clock: int, *, looks: bool) -> bool:
+        """`looks`: whether the log may have changed. Return whether this counted as a tick."""
         self.state.begin_step(now, clock)
-        if members:
-            self._take_members()
-        if self.leading and now - self._ticked_at > self.state.options.election_timeout_us:
-            self._tick()  # This process was frozen: check rule 11 before handling events that waited.
+        if looks and self.state.look_at_log():
+            self.candidate.give_up()  # Its answers are kept by node id, and may now be another disk's.
+        if not self.leading or now - self._ticked_at <= self.state.options.election_timeout_us:
+            return False
+        self._tick()  # This process was frozen: check rule 11 before handling events that waited.
+        return True
 
     def _end_step(self) -> list[actions.Action]:
-        self._departures.settle()
-        if self.state.halted is not None:
-            self._step_down(self.state.halted)
-        taken, self.state.actions = self.state.actions, []
-        return taken
-
-    def _take_members(self) -> None:
-        """Rule 15: a members record counts from when it is appended, and is undone when it is truncated."""
         state = self.state
-        if (members := state.log.members) is state.members:
-            return
-        state.members = members
-        state.clocks.keep(members)
-        self.candidate.give_up()  # Its answers are kept by node id, and may now be another disk's.
-        state.act(actions.MembersChanged(members))
+        self._departures.settle()
+        if state.halted is not None:
+            self._step_down(state.halted)
+        taken, state.actions = state.actions, []
+        return taken
 
     # Events
 
-    def _dispatch(self, event: events.Event) -> None:
+    def _dispatch(self, event: events.Event) -> bool:
+        """Handle it; return whether anything may follow from it."""
         if isinstance(event, events.LeaderEvent):
             if self.leading:
-                self.leading.handle(event)
-            else:
-                refuse_not_leading(self.state, event)
+                return self.leading.handle(event)
+            refuse_not_leading(self.state, event)
         elif isinstance(event, events.FollowerEvent):
             if self.following:
                 self.following.handle(event)
@@ -122,6 +125,7 @@ class Core:
             self._disk_done(event)
         else:
             self._handle_node_event(event)
+        return not isinstance(event, events.Measured)  # That is judged at the tick which follows.
 
     def _handle_node_event(self, event: events.NodeEvent) -> None:
         match event:
@@ -443,18 +447,16 @@ class Core:
     def _advance(self) -> None:
         """Run the writer's jobs as far as the disk allows, ship, and report to the node above."""
         self._run_jobs()
+        if self.writer.disk is Disk.FREE:
+            self._use_free_disk()
         if self.leading:
             self.leading.handover.advance()
-        self._ship()
+            self.leading.ship(writer_is_quiet=self.writer.is_quiet)
         self.state.report_apply()
         self._report_role()
 
-    def _ship(self) -> None:
-        if self.leading:
-            self.leading.ship(writer_is_quiet=self.writer.is_quiet)
-
     def _run_jobs(self) -> None:
-        while (job := self.writer.take()) is not None:
+        while self.writer.has_jobs and (job := self.writer.take()) is not None:
             match job:
                 case HandleVote():
                     self._handle_vote(job)
@@ -473,11 +475,10 @@ class Core:
                         self.following.append(job)
                 case _:
                     assert_never(job)
-        if self.leading and self.writer.may_append:
-            self.leading.append_waiting()
-        self._use_free_disk()
 
     def _use_free_disk(self) -> None:
+        if self.leading and self.writer.may_append:
+            self.leading.append_waiting()
         if self.writer.may_expire() and not self.state.appends:
             self.writer.begin_expiry(self.state.awake)
             self.state.act(actions.Expire())
@@ -502,7 +503,7 @@ class Core:
         state = self.state
         if self.leading:
             epoch, serving = self.leading.promise.epoch, self.leading.serving
-            state.report_role(self._role, epoch, state.me.node_id, serving, self.candidate.reason)
+            state.report_role(NodeRole.LEADER, epoch, state.me.node_id, serving, self.candidate.reason)
         else:
             state.report_role(self._role, state.promise.epoch, self.leader_id, False, reason)
 
@@ -579,11 +580,6 @@ class Core:
     def leader_id(self) -> str | None:
         """The leader that this node hears, itself included."""
         return None if (live := self.live_promise) is None else live.candidate
-
-    @property
-    def next_beat(self) -> int:
-        """When the next heartbeat would be due, for what else is to be sent with it."""
-        return self.state.next_beat
 
     @property
     def announces_commit_after_us(self) -> int | None:

@@ -108,10 +108,16 @@ class Downstreams:
 
     # What the followers hold
 
+    def held_by_majority(self) -> int:
+        """Rule 7: what a majority and this node itself hold durably, as far as this leadership knows."""
+        state, own = self.state, self.state.durable.index
+        held = state.members.held_by_majority(self._matched | {state.disk: own})
+        return min(held, own)
+
     def durable_on(self, member: Member) -> int:
         """Everything below this index is known to this leadership to be durable on the member's disk."""
         if self.state.is_me(member):
-            return self.state.log.durable.index
+            return self.state.durable.index
         return self._matched.get((member.node_id, member.disk_id), 0)
 
     def match_index(self, node_id: str, disk_id: bytes | None) -> int | None:
@@ -142,7 +148,7 @@ class Downstreams:
             reason = f"this disk acknowledged {had} to {state.me.node_id}, and has {event.open.durable_index}"
             state.act(AnswerOpen(event.stream_id, OpenAnswer(OpenVerb.LOST_DATA, had, 0, reason)))
             return
-        boundary = match_boundary(log.epochs, log.highest_index, event.open.epochs, event.open.highest_index)
+        boundary = match_boundary(log.epochs, state.end_index, event.open.epochs, event.open.highest_index)
         if boundary is not None and boundary < log.lowest_index:
             self._offer_snapshot(event, boundary)
             return
@@ -269,18 +275,18 @@ class Downstreams:
 
     # Shipping
 
-    def acknowledged(self, event: AckArrived) -> bool:
-        """Note an open stream's ack; return whether it counts.
+    def acknowledged(self, event: AckArrived) -> Downstream | None:
+        """Note an open stream's ack; return the stream if it counts.
 
         A claim beyond what was shipped, or inside a frame, is the peer's fault: commit_index is always a boundary.
         """
         stream = self.streams.get(event.stream_id)
         if stream is None:
-            return False
+            return None
         index = event.ack.durable_index
         if index > stream.next_index:
             self._close(event.stream_id, f"acknowledged {index}, shipped up to {stream.next_index}")
-            return False
+            return None
         end = stream.match_index
         while stream.in_flight and stream.in_flight[0][0] <= index:
             end, size = stream.in_flight.popleft()
@@ -288,12 +294,12 @@ class Downstreams:
         if index != end and not self._is_boundary(index):  # Most acks cover a whole shipment.
             self.state.refused[Refusal.NO_BOUNDARY] += 1
             self._close(event.stream_id, f"acknowledged {index}, which is inside a frame")
-            return False
+            return None
         stream.progress_at, stream.is_acknowledged = self.state.now, True
         stream.match_index = max(stream.match_index, index)
         disk = (stream.node_id, stream.disk_id)
         self._matched[disk] = max(self._matched.get(disk, 0), index)
-        return True
+        return stream
 
     def _is_boundary(self, index: int) -> bool:
         """Whether an ack may have this index: below the log, or at a boundary of it that can be read now."""
@@ -302,16 +308,17 @@ class Downstreams:
         except NotReadableNow:
             return False
 
-    def shipped(self, event: Shipped) -> None:
-        """A shipment was handed to the socket; the next may follow."""
+    def shipped(self, event: Shipped) -> bool:
+        """A shipment was handed to the socket; return whether the next may follow."""
         stream = self.streams.get(event.stream_id)
         if stream is None:
-            return
+            return False
         stream.shipping = False
         if event.next_index > stream.next_index:
             stream.next_index = event.next_index
             stream.in_flight.append((event.next_index, event.size))
             stream.in_flight_bytes += event.size
+        return stream.next_index < self.state.end_index
 
     def _room_for(self, stream: Downstream) -> int:
         """How many bytes to ship to a stream now; unless it is 0, at least one frame is shipped.
@@ -320,7 +327,7 @@ class Downstreams:
         its log has a reserve for the cluster's own records (`log/DESIGN.md`).
         """
         state, options = self.state, self.state.options
-        if stream.next_index >= state.log.highest_index or stream.in_flight_bytes >= options.window_bytes:
+        if stream.in_flight_bytes >= options.window_bytes:
             return 0
         if stream.held_for:
             return 1 if stream.next_index in (self.start_index, state.log.members_index) else 0
@@ -333,19 +340,19 @@ class Downstreams:
         `has_unannounced_commit` says that a later step must check again. An idle stream gets an empty message once per
         election timeout, so that its follower can distinguish it from a dead one.
         """
-        state, options = self.state, self.state.options
+        state = self.state
+        end, commit, now = state.end_index, state.commit_index, state.now
+        idle_since = now - state.options.election_timeout_us
         self.has_unannounced_commit = False
         for stream_id, stream in self.streams.items():
             if stream.shipping:
                 continue
-            room = self._room_for(stream)
-            news = stream.announced_commit < state.commit_index
-            is_idle = state.now - stream.shipped_at >= options.election_timeout_us
-            if not room and not (news and announce) and not is_idle:
+            room = self._room_for(stream) if stream.next_index < end else 0
+            news = stream.announced_commit < commit
+            if not room and not (news and announce) and stream.shipped_at > idle_since:
                 self.has_unannounced_commit |= news
                 continue
-            if not stream.is_owed_an_ack:
-                stream.progress_at = state.now
-            stream.shipping, stream.shipped_at = True, state.now
-            stream.announced_commit = state.commit_index
-            state.act(Ship(stream_id, stream.next_index, room, state.commit_index, state.log.durable.index))
+            if stream.is_acknowledged and not stream.in_flight:  # From now on it owes an ack.
+                stream.progress_at = now
+            stream.shipping, stream.shipped_at, stream.announced_commit = True, now, commit
+            state.act(Ship(stream_id, stream.next_index, room, commit, state.durable.index))

@@ -154,8 +154,8 @@ def answer_pre_vote(
     """
     free = live is None or live.candidate == sender or live == message.transferred_by
     chosen = not makes_way or message.transferred_by is not None  # The leader that transfers has compared them.
-    granted = free and chosen and message.last >= state.log.durable
-    held, last, level = state.promise.epoch, state.log.durable, state.fitness.level
+    granted = free and chosen and message.last >= state.durable
+    held, last, level = state.promise.epoch, state.durable, state.fitness.level
     held = max(held, seen) if message.attempt else held
     state.act(Send(sender, PreVoteAnswer(message.attempt, granted, held, last, state.clock, level)))
 
@@ -177,8 +177,8 @@ def refusal(state: State, request: VoteRequest) -> str | None:
     if asked.epoch <= state.promise.epoch:
         return f"promised epoch {state.promise.epoch} to {state.promise.candidate or 'nobody'}"
     # Raft 5.4.1: the voter denies its vote if its own log is more up-to-date than that of the candidate.
-    if request.last < state.log.durable:
-        return f"holds {tuple(state.log.durable)}, the candidate {tuple(request.last)}"
+    if request.last < state.durable:
+        return f"holds {tuple(state.durable)}, the candidate {tuple(request.last)}"
     return None
 
 
@@ -321,7 +321,7 @@ class Candidate:
         """Ask, or ask again: each voter's newest answer counts, even on a slow network."""
         state, number = self.state, self.attempt
         self._asked_at = state.now
-        last, level = state.log.durable, state.fitness.level
+        last, level = state.durable, state.fitness.level
         self.pre_votes[state.me.node_id] = PreVoteAnswer(number, True, state.promise.epoch, last, state.clock, level)
         self._send_voters(PreVote(number, last, self.transferred_by, level))
 
@@ -344,7 +344,7 @@ class Candidate:
     @property
     def answers(self) -> dict[str, PreVoteStatus]:
         """Each voter's last answer since no leader is heard."""
-        durable = self.state.log.durable
+        durable = self.state.durable
         return {
             node_id: PreVoteStatus(answer.granted, answer.held_epoch, answer.last > durable)
             for node_id, answer in self._newest_answers.items()
@@ -365,7 +365,7 @@ class Candidate:
         state = self.state
         if self.phase is not Phase.PRE_VOTE or self._would_win():
             return
-        free = {node: vote for node, vote in self.pre_votes.items() if vote.granted or vote.last > state.log.durable}
+        free = {node: vote for node, vote in self.pre_votes.items() if vote.granted or vote.last > state.durable}
         others = [node for node in sorted(free) if node != state.me.node_id]
         silent = [v for v in state.members.voters() if state.is_linked(v) and v.node_id not in self.pre_votes]
         if others and self._is_majority(free) and (waited or not silent):
@@ -394,14 +394,14 @@ class Candidate:
             return None
         self.wanted = Promise(epoch, state.me.node_id, state.me.incarnation)
         self.phase, self._phase_began = Phase.PROMISING, state.now
-        return VoteRequest(self.wanted, state.log.durable)
+        return VoteRequest(self.wanted, state.durable)
 
     def own_vote_stored(self) -> None:
         """Ask the others. Rule 5: the durable last is taken now that this node's own promise is durable."""
         if self.wanted is None or self.state.stored_promise != self.wanted:
             return
         self.phase, self.grants, self.refusals = Phase.REQUESTING, {self.state.me.node_id}, set()
-        self._send_voters(VoteRequest(self.wanted, self.state.log.durable))
+        self._send_voters(VoteRequest(self.wanted, self.state.durable))
 
     def vote_answered(self, sender: str, answer: VoteAnswer) -> None:
         """Count a vote. A higher epoch or too many refusals end the campaign."""

@@ -107,6 +107,11 @@ class Proposed:
 
 
 @dataclass(frozen=True, slots=True)
+class CommitWaited:
+    """`Core.announces_commit_after_us` passed: no frames have carried the new commit_index to the followers."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReadRequested:
     """A linearizable read arrived at this node (rule 12)."""
 
@@ -316,6 +321,7 @@ LeaderEvent = (
     | Shipped
     | StreamOpened
     | Proposed
+    | CommitWaited
     | ReadRequested
     | TransferRequested
     | ChangeRequested

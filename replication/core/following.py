@@ -156,7 +156,7 @@ class Following:
         stream.step, stream.progress_at = Step.OPENING, state.now
         epochs = tuple(state.log.epochs)[-state.options.open_epochs :]
         stream.held_for = state.fitness.lacks_room
-        end, durable = state.log.highest_index, state.log.durable.index
+        end, durable = state.end_index, state.durable.index
         asked = Open(self.leader, epochs, end, durable, state.log.fetching, stream.held_for)
         state.act(actions.SendOpen(stream_id, asked))
 
@@ -167,12 +167,12 @@ class Following:
             if self._current(event.stream_id, Step.MISMATCHED) and answer.verb is OpenVerb.REFUSE:
                 self.close_stream(f"the leader refused: {answer.reason}")
             return
-        if answer.verb is OpenVerb.LOST_DATA and answer.index <= state.log.durable.index:
+        if answer.verb is OpenVerb.LOST_DATA and answer.index <= state.durable.index:
             self.close_stream(f"the leader misses {answer.index}, and this disk holds it: {answer.reason}")
         elif answer.verb is OpenVerb.LOST_DATA:
             what_to_do = "move the whole data_dir away; the node then rejoins as a new member"
             state.halt(f"{answer.reason}: durable records are gone; {what_to_do}")
-        elif answer.verb is OpenVerb.REFUSE or answer.index > state.log.highest_index:
+        elif answer.verb is OpenVerb.REFUSE or answer.index > state.end_index:
             if stream.held_for:  # It needs a snapshot, and has no room for one.
                 self._dial_as_seldom_as_room_is_asked_for()
             self.close_stream(f"the leader refused: {answer.reason or answer}")
@@ -185,7 +185,7 @@ class Following:
         elif answer.verb is OpenVerb.TRUNCATE:
             stream.step = Step.TRUNCATING
             self.writer.submit(TruncateLog(stream.stream_id, answer.index))
-        elif answer.index != state.log.highest_index:
+        elif answer.index != state.end_index:
             self.close_stream("the log moved while the stream opened")
         else:
             self._match(stream, answer.index)
@@ -200,7 +200,7 @@ class Following:
             self.close_stream(f"a snapshot at {answer.snapshot_index} has nothing that is not already here: {answer}")
             return
         stream.install_index = answer.snapshot_index
-        if answer.index < state.log.highest_index:
+        if answer.index < state.end_index:
             stream.step = Step.TRUNCATING
             self.writer.submit(TruncateLog(stream.stream_id, answer.index))
         else:
@@ -236,8 +236,8 @@ class Following:
         state, stream, index = self.state, self._current(job.stream_id, Step.INSTALLING), job.snapshot.index
         if stream is None:
             return False
-        if state.stored_promise != self.leader or index <= max(state.log.highest_index, state.commit_index):
-            self.close_stream(f"the log moved to {state.log.highest_index} while the snapshot at {index} was fetched")
+        if state.stored_promise != self.leader or index <= max(state.end_index, state.commit_index):
+            self.close_stream(f"the log moved to {state.end_index} while the snapshot at {index} was fetched")
             return False
         state.act(actions.Install(job.stream_id, job.snapshot))
         return True
@@ -325,7 +325,7 @@ class Following:
         """The frames passed their checks (crcs, chain, index, epoch): they match."""
         stream = self._current(stream_id, Step.MATCHED)
         if stream is not None:
-            stream.matched = self.state.log.highest_index
+            stream.matched = self.state.end_index
             self._commit(stream)
 
     def frames_refused(self, stream_id: int, error: str) -> None:
@@ -360,7 +360,7 @@ class Following:
         state, stream = self.state, self.stream
         if stream is None or stream.step is not Step.MATCHED or state.stored_promise != self.leader:
             return
-        durable = state.log.durable.index
+        durable = state.durable.index
         stream.answered_at, stream.is_answered = state.now, True
         state.act(actions.SendAck(stream.stream_id, min(durable, stream.matched), durable))
 

@@ -20,7 +20,7 @@ from .members import NO_DISK, Member
 from .membership.changes import Changes, Leadership
 from .membership.changing import NotLeading
 from .messages import Heartbeat, HeartbeatEcho, OpenAnswer, OpenVerb, PreVote, Promise
-from .state import State
+from .state import State, beat_after
 from .status import InstallStatus, LeaderStatus, Queues, StreamStatus
 
 
@@ -40,6 +40,8 @@ class Leading:
         self.state = state
         self.promise = promise
         self.start_index: int | None = None
+        self.serving = False
+        """Rule 6: nothing is served until `epoch_start` is committed."""
         self.downstreams = Downstreams(state, promise)
         self._echoed: dict[tuple[str, bytes], int] = {}
         self._sent: deque[tuple[int, int]] = deque()  # (when, sequence) of the heartbeats of an election timeout
@@ -71,15 +73,17 @@ class Leading:
         self._wanted_features: frozenset[str] = frozenset()
         self._features_at = 0  # When to ask for the record again, after the log refused it.
 
-    def handle(self, event: events.LeaderEvent) -> None:
-        """Take one event that concerns the leader alone."""
+    def handle(self, event: events.LeaderEvent) -> bool:
+        """Take one event that concerns the leader alone; return whether anything may follow from it."""
         match event:
             case events.AckArrived():
-                self.acknowledged(event)
+                return self.acknowledged(event)
+            case events.CommitWaited():
+                pass  # It is announced by what follows every event.
             case events.CrcMismatchArrived():
                 self.downstreams.crc_mismatch(event)
             case events.Shipped():
-                self.downstreams.shipped(event)
+                return self.downstreams.shipped(event)
             case events.StreamOpened():
                 self.downstreams.open(event)
             case events.Proposed(requests):
@@ -92,11 +96,7 @@ class Leading:
                 self.changes.request(event)
             case _:
                 assert_never(event)
-
-    @property
-    def serving(self) -> bool:
-        """Rule 6: nothing is served until `epoch_start` is committed."""
-        return self.start_index is not None and self.state.commit_index > self.start_index
+        return True
 
     def status(self) -> LeaderStatus:
         """A copy of the public state of this leadership."""
@@ -179,7 +179,7 @@ class Leading:
         """
         if self.start_index is None and result.is_system:
             self.start_index = self.downstreams.start_index = result.index
-        end = self.state.log.highest_index
+        end = self.state.end_index
         if self._appending_bytes and end > self.state.commit_index:
             self._uncommitted.append((end, self._appending_bytes))
             self._uncommitted_bytes += self._appending_bytes
@@ -193,23 +193,27 @@ class Leading:
 
     # Commit
 
-    def acknowledged(self, event: events.AckArrived) -> None:
-        """Count a follower's ack."""
-        if self.downstreams.acknowledged(event):
-            self.advance_commit()
+    def acknowledged(self, event: events.AckArrived) -> bool:
+        """Count a follower's ack; return whether anything may follow from it."""
+        stream = self.downstreams.acknowledged(event)
+        if stream is None:
+            return False
+        before = self.state.commit_index
+        self.advance_commit()
+        is_level = stream.next_index >= self.state.end_index  # If not, its window may have room again.
+        return self.state.commit_index != before or not is_level or self.handover.target is not None
 
     def advance_commit(self) -> None:
         """Rule 7: commit what a majority and this node itself hold. All these indices are frame boundaries."""
         if self.start_index is None:
             return
-        reached = self.state.members.held_by_majority(self.downstreams.durable_on)
-        reached = min(reached, self.state.log.durable.index)  # Never above the leader's own.
+        reached = self.downstreams.held_by_majority()
         if reached > self._majority_holds:
             self._majority_holds, self._majority_grew_at = reached, self.state.awake
         # Raft 5.4.2: only records of the leader's own epoch commit by counting; what is before commits with them.
         if reached > max(self.start_index, self.state.commit_index):
             self.state.commit(reached)
-            self._committed_at = self.state.now
+            self.serving, self._committed_at = True, self.state.now
             while self._uncommitted and self._uncommitted[0][0] <= reached:
                 self._uncommitted_bytes -= self._uncommitted.popleft()[1]
             self.state.backlog_ends(reached)
@@ -222,7 +226,7 @@ class Leading:
         """Send one to every linked node, with a new sequence: the nonce of the read barrier."""
         state = self.state
         self._sequence += 1
-        self._heartbeat_at = state.next_beat
+        self._heartbeat_at = beat_after(state.now, state.options.heartbeat_us)
         if not self._sent or state.now - self._sent[-1][0] >= state.options.heartbeat_us // 2:  # Enough for rule 11.
             self._sent.append((state.now, self._sequence))
         for read in self._reads:
@@ -251,12 +255,12 @@ class Leading:
             return
         age = state.clocks.age_us(sender, disk_id, state.now)
         if age is None or age >= state.options.election_timeout_us // 2:
-            state.act(actions.Send(sender, PreVote(0, state.log.durable, None)))
+            state.act(actions.Send(sender, PreVote(0, state.durable, None)))
 
     def tick(self) -> None:
         """Send heartbeats when due; end streams, installs and transfers that take too long; hand over if unfit."""
         self.downstreams.tick()
-        if self.state.commit_index == self.state.log.highest_index:
+        if self.state.commit_index == self.state.end_index:
             self._majority_grew_at = self.state.awake  # Records that are appended next have not waited yet.
         if self.state.now >= self._heartbeat_at:
             self.send_heartbeats()
@@ -272,7 +276,7 @@ class Leading:
         A follower that is catching up, so that there will be a majority, is no reason to give up. One that fetches a
         snapshot shows no progress until it is done.
         """
-        if self.state.commit_index == self.state.log.highest_index or not self.hears_majority():
+        if self.state.commit_index == self.state.end_index or not self.hears_majority():
             return 0
         return self.state.awake - self._majority_grew_at
 
@@ -319,12 +323,7 @@ class Leading:
         if not self._reads:
             return
 
-        def sequence_of(member: Member) -> int:
-            if self.state.is_me(member):
-                return self._sequence
-            return self._echoed.get((member.node_id, member.disk_id), 0)
-
-        reached = self.state.members.held_by_majority(sequence_of)
+        reached = self.state.members.held_by_majority(self._echoed | {self.state.disk: self._sequence})
         answered = False
         while self._reads and 0 < self._reads[0].sequence <= reached:
             read = self._reads.popleft()
@@ -407,7 +406,7 @@ def refuse_not_leading(state: State, event: events.LeaderEvent) -> None:
             state.act(actions.TransferEnded("this node does not lead"))
         case events.ChangeRequested(ask_id):
             state.act(actions.ChangeEnded(ask_id, NotLeading()))
-        case events.AckArrived() | events.CrcMismatchArrived() | events.Shipped():
+        case events.AckArrived() | events.CrcMismatchArrived() | events.Shipped() | events.CommitWaited():
             pass
         case _:
             assert_never(event)

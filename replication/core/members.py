@@ -88,9 +88,11 @@ class Members:
     members: tuple[Member, ...]
     removed: tuple[Removed, ...] = ()
     _voters: tuple[Member, ...] = field(init=False, repr=False, compare=False)  # Read several times per step.
+    _disks: tuple[tuple[str, bytes], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_voters", tuple(m for m in self.members if m.role is Role.VOTER))
+        object.__setattr__(self, "_disks", tuple((voter.node_id, voter.disk_id) for voter in self._voters))
 
     @classmethod
     def from_record(cls, record: Mapping[str, object]) -> "Members":
@@ -130,7 +132,7 @@ class Members:
 
     def is_voter(self, node_id: str, disk_id: bytes) -> bool:
         """Whether this node counts, with this disk. A voter's node id with another disk does not."""
-        return any(voter.node_id == node_id and voter.disk_id == disk_id for voter in self._voters)
+        return (node_id, disk_id) in self._disks
 
     def names(self, node_id: str, disk_id: bytes) -> bool:
         """Whether this node is a member of any role, with this disk."""
@@ -148,6 +150,10 @@ class Members:
         """Whether more than half of the voters agree."""
         return sum(1 for voter in self._voters if agrees(voter)) >= self.majority()
 
-    def held_by_majority(self, value_of: Callable[[Member], int]) -> int:
-        """The greatest value that more than half of the voters have reached."""
-        return sorted(map(value_of, self._voters), reverse=True)[self.majority() - 1]
+    def held_by_majority(self, values: Mapping[tuple[str, bytes], int]) -> int:
+        """The greatest value that more than half of the voters have reached.
+
+        `values` are by (node_id, disk_id); a voter without one has reached 0.
+        """
+        reached = sorted([values.get(disk, 0) for disk in self._disks])
+        return reached[(len(reached) - 1) // 2]

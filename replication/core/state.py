@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ..errors import ReplicationError
-from .actions import Action, Alarm, AppendFrames, AppendRequests, AppendSystem, Apply, Halt, RoleChanged
+from .actions import Action, Alarm, AppendFrames, AppendRequests, AppendSystem, Apply, Halt, MembersChanged, RoleChanged
 from .belief import Refusal
 from .events import Measured
 from .fitness import Fitness
@@ -119,10 +119,6 @@ class Reading(NamedTuple):
     clock: int
     heard_at: int
 
-    def advanced(self, now: int) -> int:
-        """What that clock shows now, if it kept running at an even rate."""
-        return self.clock + now - self.heard_at
-
 
 class VoterClocks:
     """Rule 5, time: what this node knows about the voters' clocks, and the latest time that a majority has reached.
@@ -161,8 +157,7 @@ class VoterClocks:
 
         `own` is this node's clock.
         """
-        known = self._known(now, own)
-        return members.held_by_majority(lambda voter: known.get((voter.node_id, voter.disk_id), 0))
+        return members.held_by_majority(self._known(now, own))
 
     def offsets_us(self, members: Members, now: int, own: int) -> Mapping[str, int]:
         """How far each known voter's clock is ahead of that time, negative if behind; empty without such a time."""
@@ -172,8 +167,18 @@ class VoterClocks:
 
     def _known(self, now: int, own: int) -> dict[tuple[str, bytes], int]:
         oldest = now - self._patience_us
-        heard = {disk: reading.advanced(now) for disk, reading in self._readings.items() if reading.heard_at >= oldest}
-        return heard | {self._me: own}
+        # What each clock shows now, if it kept running at an even rate.
+        known = {disk: clock + now - at for disk, (clock, at) in self._readings.items() if at >= oldest}
+        known[self._me] = own
+        return known
+
+
+def beat_after(now: int, interval: int) -> int:
+    """When the next heartbeat is due: at a multiple of the interval, so that a node's timers wake it together.
+
+    A tick may come a little before its time; what is nearer than an eighth of the interval is past.
+    """
+    return (now + interval // 8) // interval * interval + interval - interval // 8
 
 
 @dataclass(slots=True)
@@ -184,9 +189,10 @@ class State:
     differ only during a `StorePromise`, and after a start with a log that has frames of a later epoch. `members` are
     those in the log (rule 15), read at the beginning of each step. `links` are the peers that this node has dialled and
     reached, each with the disk in its hello; `offers` are the features that they offered. `features` are those in use
-    at `applied_index`, as of the last `Measured`. `away` is the total time for which this process was paused.
-    `reported_apply` and `reported_role` keep reports from being repeated. `refused` counts rejected implausible
-    messages, and `alarms` has sentences by subject, until a restart (rules 18 and 19).
+    at `applied_index`, as of the last `Measured`. `end_index` (the log's highest_index) and `durable` are those of the
+    log when it was last looked at, which is whenever it may have changed. `away` is the total time for which this
+    process was paused. `reported_apply` and `reported_role` keep reports from being repeated. `refused` counts rejected
+    implausible messages, and `alarms` has sentences by subject, until a restart (rules 18 and 19).
     """
 
     me: Identity
@@ -198,6 +204,8 @@ class State:
     now: int = 0
     clock: int = 0
     away: int = 0
+    end_index: int = field(init=False)
+    durable: Last = field(init=False)
     fitness: Fitness = field(init=False)
     members: Members = field(init=False)
     clocks: VoterClocks = field(init=False)
@@ -217,8 +225,14 @@ class State:
     def __post_init__(self) -> None:
         self.backlog = Backlog(self.commit_index, is_known=False)
         self.members = self.log.members
+        self.look_at_log()
         self.clocks = VoterClocks(self.me, self.options.election_timeout_us)
         self.fitness = Fitness(self.options.election_timeout_us)
+
+    @property
+    def disk(self) -> tuple[str, bytes]:
+        """This node and its disk."""
+        return self.me[:2]
 
     def is_me(self, member: Member) -> bool:
         """Whether a member is this node, on this disk."""
@@ -235,19 +249,24 @@ class State:
             self.away += now - self.now - ran
         self.now, self.clock = now, clock
 
+    def look_at_log(self) -> bool:
+        """Take the log's ends and members, as they are now; return whether the members changed.
+
+        Rule 15: a members record counts from when it is appended, and is undone when it is truncated.
+        """
+        log = self.log
+        self.end_index, self.durable = log.highest_index, log.durable
+        if (members := log.members) is self.members:
+            return False
+        self.members = members
+        self.clocks.keep(members)
+        self.act(MembersChanged(members))
+        return True
+
     @property
     def awake(self) -> int:
         """The time without pauses, for measures that a pause must not affect, such as the speed of the disk."""
         return self.now - self.away
-
-    @property
-    def next_beat(self) -> int:
-        """When the next heartbeat is due: at multiples of their interval, so that a node's timers wake it together.
-
-        A tick may come a little before its time; what is nearer than an eighth of the interval is past.
-        """
-        interval = self.options.heartbeat_us
-        return (self.now + interval // 8) // interval * interval + interval - interval // 8
 
     @property
     def is_voter(self) -> bool:

@@ -99,7 +99,7 @@ class Writer:
 
     def __init__(self) -> None:
         self._jobs: deque[Job] = deque()
-        self._disk = Disk.FREE
+        self.disk = Disk.FREE
         self._busy_since = 0
         self._unflushed = False
         self._expiry_due = False
@@ -113,26 +113,31 @@ class Writer:
         """Whether such a job is queued, for one node if given. This bounds the queue."""
         return any(isinstance(job, kind) and node_id in ("", job.node_id) for job in self._jobs)
 
+    @property
+    def has_jobs(self) -> bool:
+        """Whether any job is queued."""
+        return bool(self._jobs)
+
     def take(self) -> Job | None:
         """Remove and return the next job if it may begin now."""
-        if not self._jobs or self._disk is Disk.EXCLUSIVE:
+        if not self._jobs or self.disk is Disk.EXCLUSIVE:
             return None
-        if self._disk is not Disk.FREE and not isinstance(self._jobs[0], WriteFrames):
+        if self.disk is not Disk.FREE and not isinstance(self._jobs[0], WriteFrames):
             return None
         return self._jobs.popleft()
 
     def begin_exclusive(self, now: int) -> None:
         """A promise, truncation or install goes to disk: nothing else begins until `end_exclusive`."""
-        self._disk, self._busy_since = Disk.EXCLUSIVE, now
+        self.disk, self._busy_since = Disk.EXCLUSIVE, now
 
     def end_exclusive(self) -> None:
         """The promise, truncation or install is done."""
-        self._disk = Disk.FREE
+        self.disk = Disk.FREE
 
     @property
     def is_exclusive(self) -> bool:
         """Whether a promise, truncation or install is on its way to disk."""
-        return self._disk is Disk.EXCLUSIVE
+        return self.disk is Disk.EXCLUSIVE
 
     def appended(self) -> None:
         """Something is in the file: a flush is due."""
@@ -140,15 +145,15 @@ class Writer:
 
     def take_flush(self, now: int) -> bool:
         """Whether a flush begins now. It covers everything appended before this call, and nothing later."""
-        if not self._unflushed or self._disk is not Disk.FREE:
+        if not self._unflushed or self.disk is not Disk.FREE:
             return False
         self._unflushed = self._expired_last = False
-        self._disk, self._busy_since = Disk.FLUSHING, now
+        self.disk, self._busy_since = Disk.FLUSHING, now
         return True
 
     def end_flush(self) -> None:
         """The flush is done."""
-        self._disk = Disk.FREE
+        self.disk = Disk.FREE
 
     def expiry_due(self) -> None:
         """Segments may be removed."""
@@ -156,16 +161,16 @@ class Writer:
 
     def may_expire(self) -> bool:
         """Whether the removal of a segment may begin. After another one, a flush that is due goes first."""
-        return self._expiry_due and self._disk is Disk.FREE and not (self._expired_last and self._unflushed)
+        return self._expiry_due and self.disk is Disk.FREE and not (self._expired_last and self._unflushed)
 
     def begin_expiry(self, now: int) -> None:
         """The removal of a segment begins."""
         self._expired_last = True
-        self._disk, self._busy_since = Disk.EXPIRING, now
+        self.disk, self._busy_since = Disk.EXPIRING, now
 
     def end_expiry(self, *, is_over: bool) -> None:
         """The removal is done; `is_over`: there was nothing to remove."""
-        self._disk = Disk.FREE
+        self.disk = Disk.FREE
         self._expiry_due = not is_over
 
     def answered(self, now: int) -> None:
@@ -174,12 +179,12 @@ class Writer:
 
     def hangs(self, now: int, patience: int) -> bool:
         """Whether the disk has been busy with one operation for longer than `patience` (rule 11: a hung flush)."""
-        return self._disk is not Disk.FREE and now - self._busy_since > patience
+        return self.disk is not Disk.FREE and now - self._busy_since > patience
 
     @property
     def may_append(self) -> bool:
         """Whether a leader may append waiting writes: nothing is queued and the disk is free."""
-        return not self._jobs and self._disk is Disk.FREE
+        return not self._jobs and self.disk is Disk.FREE
 
     @property
     def is_quiet(self) -> bool:

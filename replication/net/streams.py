@@ -129,9 +129,14 @@ class Outbox:
         held = self._buffer.get_write_buffer_size()
         return held <= self._buffer_bytes // LOW_PART and held + sent_bytes(size) < self._buffer_bytes
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the transport has not taken everything sent so far."""
+        return self._carried or bool(self._waiting)
+
     def when_taken(self, then: Then) -> None:
         """Call `then` once the transport has taken everything sent so far."""
-        if self._carried or self._waiting:
+        if self.is_behind:
             self._waiting.append(then)
         else:
             then()
@@ -302,12 +307,15 @@ class LeaderStream:
         self._outbox = Outbox(socket, buffer, LEADER_BUFFER_BYTES)
         self.carrying: asyncio.Task[None] | None = None
 
-    def send(self, message: OpenAnswer | Shipment) -> None:
-        """Send it; for a shipment, `shipped` is called once the transport has taken it."""
+    def send(self, message: OpenAnswer | Shipment) -> bool:
+        """Send it; return whether the transport took it at once. If not, `shipped` is called when it took a shipment."""
         for data in to_messages(message):
             self._outbox.send(data)
+        if not self._outbox.is_behind:
+            return True
         if isinstance(message, Shipment):
             self._outbox.when_taken(partial(self._events.shipped, self.stream_id, message.next_index, len(message.raw)))
+        return False
 
     @property
     def peer_id(self) -> str:
@@ -518,10 +526,10 @@ class Streams:
         if (stream := self._dialled.get(stream_id)) is not None:
             stream.send(message)
 
-    def send_down(self, stream_id: int, message: OpenAnswer | Shipment) -> None:
-        """Send to a follower on a stream."""
-        if (stream := self._served.get(stream_id)) is not None:
-            stream.send(message)
+    def send_down(self, stream_id: int, message: OpenAnswer | Shipment) -> bool:
+        """Send to a follower on a stream; return whether it was taken at once."""
+        stream = self._served.get(stream_id)
+        return stream is not None and stream.send(message)
 
     def close_stream(self, stream_id: int) -> None:
         """Hang up a stream, at either end."""

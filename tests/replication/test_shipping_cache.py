@@ -29,9 +29,10 @@ class Streams:
     def send_up(self, stream_id: int, message: Open | Ack | CrcMismatch) -> None:
         raise AssertionError("a leader sends nothing up")
 
-    def send_down(self, stream_id: int, message: OpenAnswer | Shipment) -> None:
+    def send_down(self, stream_id: int, message: OpenAnswer | Shipment) -> bool:
         assert isinstance(message, Shipment)
         self.sent.append(message)
+        return False
 
     def close_stream(self, stream_id: int) -> None:
         raise AssertionError("no stream is closed")

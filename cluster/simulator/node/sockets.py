@@ -37,10 +37,10 @@ class SimSockets:
                 self._checks.acknowledged(self._node, message, stream.promise_epoch, leader_id)
             self._network.send_up(stream, message)
 
-    def send_down(self, stream_id: int, message: OpenAnswer | Shipment) -> None:
+    def send_down(self, stream_id: int, message: OpenAnswer | Shipment) -> bool:
         self._before()
-        if (stream := self._node.downstreams.get(stream_id)) is not None:
-            self._network.send_down(stream, message)
+        stream = self._node.downstreams.get(stream_id)
+        return stream is not None and self._network.send_down(stream, message)
 
     def close_stream(self, stream_id: int) -> None:
         node = self._node

@@ -150,7 +150,7 @@ class Handover:
             if fitter := self._fitter_than(level, besides=transfer.target):
                 self._end(f"{transfer.target} is not fit to lead ({name_of(level)}), {fitter} is fitter")
                 return
-        end = state.log.highest_index
+        end = state.end_index
         if self._downstreams.has_acknowledged(transfer.target, end) and state.commit_index == end:
             # The target campaigns for one election timeout from when it receives this: this leader waits longer.
             transfer.campaign_sent, transfer.until = True, state.now + 2 * state.options.election_timeout_us

@@ -95,7 +95,7 @@ class Changes:
 
     def _append(self, ask_id: int, members: Members) -> None:
         state = self._state
-        self.under_way = Change(ask_id, state.log.highest_index)
+        self.under_way = Change(ask_id, state.end_index)
         record = {"type": "members", **members.to_record()}
         state.act(actions.AppendSystem(self._leadership.promise.epoch, state.majority_clock, record))
 
@@ -158,7 +158,7 @@ class Changes:
             serving=leadership.serving(),
             start_index=leadership.start_index(),
             commit_index=state.commit_index,
-            record_index=state.log.highest_index,
+            record_index=state.end_index,
             members=state.members,
             members_index=state.log.members_index or 0,
             transferring_to=leadership.transferring_to(),
