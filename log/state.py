@@ -35,8 +35,8 @@ class Bounds(NamedTuple):
 class Failing:
     """Makes the log permanently read-only if the device fails in the block: a failed write or sync proves nothing.
 
-    Any other exception, such as KeyboardInterrupt or MemoryError, does the same: how far the block got is unknown. It may
-    be entered many times, one after the other.
+    Any other exception, such as KeyboardInterrupt or MemoryError, does the same: how far the block got is unknown.
+    May be entered many times, one after the other.
     """
 
     __slots__ = ("_doing", "_state")

@@ -71,11 +71,11 @@ class Write(Generic[OwnerT_co]):
     session: int = 0
     sequence: int = 0
     owner: OwnerT_co = field(kw_only=True, repr=False)
+    size: int = field(init=False)
+    """The maximum number of bytes that it adds to a frame."""
 
-    @property
-    def size(self) -> int:
-        """The maximum number of bytes that it adds to a frame."""
-        return len(self.payload) + RUN_BYTES
+    def __post_init__(self) -> None:
+        self.size = len(self.payload) + RUN_BYTES
 
 
 class Share(NamedTuple, Generic[OwnerT_co]):

@@ -114,7 +114,8 @@ class Driver(Generic[OwnerT]):
         try:
             while self._events:
                 self.handle(self._events.popleft())
-            self._remind_of_commit()
+            if not self._reminded:
+                self._remind_of_commit()
         except LogError as error:
             self._forget_what_waits()
             self.log_failed(error)
@@ -177,10 +178,9 @@ class Driver(Generic[OwnerT]):
 
     def _remind_of_commit(self) -> None:
         """Remind the core soon if followers have not yet heard of a commit."""
-        if self._reminded or (delay_us := self.core.announces_commit_after_us) is None:
-            return
-        self._reminded = True
-        self._device.remind(delay_us, self._commit_waited)
+        if (delay_us := self.core.announces_commit_after_us) is not None:
+            self._reminded = True
+            self._device.remind(delay_us, self._commit_waited)
 
     def _commit_waited(self) -> None:
         self._reminded = False
@@ -188,16 +188,14 @@ class Driver(Generic[OwnerT]):
 
     def handle(self, event: events.Event) -> None:
         """One step of the core and its actions; then, as steps of their own, the results of its appends."""
-        self._handle(event)
+        now, clock = self._device.now(), self._device.clock()
+        self.carry_out_step(event, self.core.handle(event, now, clock))
+        while self._append_results:
+            result = self._append_results.popleft()
+            self.carry_out_step(result, self.core.append_done(result, now, clock))
         if self._expiry_begins and self.core.halted is None:
             self._expiry_begins = False
             self._expire()
-
-    def _handle(self, event: events.Event) -> None:
-        self.carry_out_step(event, self.core.handle(event, self._device.now(), self._device.clock()))
-        while self._append_results:
-            result = self._append_results.popleft()
-            self.carry_out_step(result, self.core.append_done(result, self._device.now(), self._device.clock()))
 
     def carry_out_step(self, cause: events.Event | events.AppendResult, step: list[actions.Action]) -> None:
         """The actions of one step of the core. Subclasses check the core after each step here."""
@@ -455,9 +453,9 @@ class Driver(Generic[OwnerT]):
         """Begin to remove a segment, between two steps: after the first, the core must know where its log begins."""
         expiry = self._begin_expiry()
         if expiry is None:
-            self._handle(events.ExpiryEnded(is_over=True))
+            self.handle(events.ExpiryEnded(is_over=True))
             return
-        self._handle(events.Expired())
+        self.handle(events.Expired())
         self._remove(expiry, lambda: self.step(events.ExpiryEnded(is_over=False)))
 
     def _remove(self, expiry: Expiry, then: Callable[[], None]) -> None:

@@ -175,7 +175,7 @@ class Streams(Protocol):
         ...
 
     def send_down(self, stream_id: int, message: OpenAnswer | Shipment) -> bool:
-        """Send to a follower on a stream; return whether it was taken at once. If not, a shipment's `Shipped` follows."""
+        """Send to a follower on a stream; return whether it was taken at once. If not, `Shipped` follows a shipment."""
         ...
 
     def close_stream(self, stream_id: int) -> None:

@@ -58,13 +58,8 @@ class Threads:
         self._writer = DiskThread(self._loop, "quire-writer")
         self._marker = DiskThread(self._loop, "quire-mark")
 
-    def now(self) -> int:
-        """Monotonic microseconds since boot."""
-        return time_since_boot()
-
-    def clock(self) -> int:
-        """This node's wall clock, in microseconds since the Unix epoch."""
-        return wall_clock()
+    now = staticmethod(time_since_boot)
+    clock = staticmethod(wall_clock)
 
     def write(self, block: Callable[[], None], done: Done) -> None:
         """Run `block` in the writer's thread, in order; then `done` on the loop."""

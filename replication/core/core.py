@@ -104,7 +104,8 @@ class Core:
 
     def _end_step(self) -> list[actions.Action]:
         state = self.state
-        self._departures.settle()
+        if self._departures.own_removal is not None or self._departures.members is not state.members:
+            self._departures.settle()
         if state.halted is not None:
             self._step_down(state.halted)
         taken, state.actions = state.actions, []
@@ -446,17 +447,21 @@ class Core:
 
     def _advance(self) -> None:
         """Run the writer's jobs as far as the disk allows, ship, and report to the node above."""
-        self._run_jobs()
-        if self.writer.disk is Disk.FREE:
+        state, writer = self.state, self.writer
+        if writer.jobs:
+            self._run_jobs()
+        if writer.disk is Disk.FREE:
             self._use_free_disk()
         if self.leading:
-            self.leading.handover.advance()
-            self.leading.ship(writer_is_quiet=self.writer.is_quiet)
-        self.state.report_apply()
+            if self.leading.handover.transfer is not None:
+                self.leading.handover.advance()
+            self.leading.ship(writer)
+        if state.commit_index > state.reported_apply:
+            state.report_apply()
         self._report_role()
 
     def _run_jobs(self) -> None:
-        while self.writer.has_jobs and (job := self.writer.take()) is not None:
+        while (job := self.writer.take()) is not None:
             match job:
                 case HandleVote():
                     self._handle_vote(job)
@@ -477,12 +482,13 @@ class Core:
                     assert_never(job)
 
     def _use_free_disk(self) -> None:
-        if self.leading and self.writer.may_append:
+        writer = self.writer
+        if self.leading and self.leading.waiting and writer.may_append:
             self.leading.append_waiting()
-        if self.writer.may_expire() and not self.state.appends:
-            self.writer.begin_expiry(self.state.awake)
+        if writer.expiry_is_due and writer.may_expire() and not self.state.appends:
+            writer.begin_expiry(self.state.awake)
             self.state.act(actions.Expire())
-        if self.writer.take_flush(self.state.awake):
+        if writer.unflushed and writer.take_flush(self.state.awake):
             self.state.act(actions.Flush())
 
     def _step_down(self, reason: str) -> None:
@@ -590,7 +596,7 @@ class Core:
     @property
     def has_waiting_writes(self) -> bool:
         """Whether writes wait to be appended: any event may cause them to be appended or refused."""
-        return self.state.halted is None and self.leading is not None and self.leading.has_waiting
+        return self.state.halted is None and self.leading is not None and bool(self.leading.waiting)
 
     def abandon(self, reason: str) -> None:
         """Stop permanently and answer nothing: this program has a bug, so all waiting requests get unknown outcomes."""

@@ -22,6 +22,7 @@ from .membership.changing import NotLeading
 from .messages import Heartbeat, HeartbeatEcho, OpenAnswer, OpenVerb, PreVote, Promise
 from .state import State, beat_after
 from .status import InstallStatus, LeaderStatus, Queues, StreamStatus
+from .writer import Writer
 
 
 @dataclass(slots=True)
@@ -49,7 +50,8 @@ class Leading:
         self._committed_at = state.now
         self._majority_holds = 0  # The highest index that this node and a majority hold.
         self._majority_grew_at = state.awake
-        self._waiting: deque[tuple[Request, int]] = deque()  # With `awake` when it came.
+        self.waiting: deque[tuple[Request, int]] = deque()
+        """The writes that wait to be appended, with `awake` when each came."""
         self._waiting_bytes = 0
         self._appending_bytes = 0
         self._uncommitted: deque[tuple[int, int]] = deque()
@@ -105,7 +107,7 @@ class Leading:
         return LeaderStatus(
             start_index=self.start_index,
             serving=self.serving,
-            queues=Queues(len(self._waiting), self._waiting_bytes, self._uncommitted_bytes),
+            queues=Queues(len(self.waiting), self._waiting_bytes, self._uncommitted_bytes),
             heard=frozenset(heard | {(me.node_id, me.disk_id)}),
             streams=tuple(StreamStatus(s.node_id, s.next_index, s.held_for) for s in self.downstreams.streams.values()),
             installs=tuple(InstallStatus(i.node_id, i.snapshot_index) for i in self.downstreams.installs.values()),
@@ -128,35 +130,30 @@ class Leading:
         more. Pauses of the process do not count as waiting time.
         """
         options, reason = self.state.options, None if self.serving else Reason.NOT_LEADER
-        if reason is None and self._waiting and self.state.awake - self._waiting[0][1] > options.waiting_us:
+        if reason is None and self.waiting and self.state.awake - self.waiting[0][1] > options.waiting_us:
             reason = Reason.OVERLOADED
         for request in requests:
             size = self._waiting_bytes + request.size
             # A request that alone exceeds the bytes is accepted if none waits: otherwise it would be refused forever.
-            too_long = size > options.waiting_bytes and bool(self._waiting)
-            if reason is None and (too_long or len(self._waiting) >= options.waiting_requests):
+            too_long = size > options.waiting_bytes and bool(self.waiting)
+            if reason is None and (too_long or len(self.waiting) >= options.waiting_requests):
                 reason = Reason.OVERLOADED
             if reason is not None:
                 self.state.act(actions.RejectRequest(request, reason))
             else:
-                self._waiting.append((request, self.state.awake))
+                self.waiting.append((request, self.state.awake))
                 self._waiting_bytes = size
-
-    @property
-    def has_waiting(self) -> bool:
-        """Whether writes wait to be appended."""
-        return bool(self._waiting)
 
     def refuse_waiting(self, reason: Reason) -> None:
         """Refuse everything that waits: writes after one that could not be appended are not appended either."""
-        for request, _ in self._waiting:
+        for request, _ in self.waiting:
             self.state.act(actions.RejectRequest(request, reason))
-        self._waiting.clear()
+        self.waiting.clear()
         self._waiting_bytes = 0
 
     def append_waiting(self) -> None:
         """Append the waiting writes as one frame, up to its limits; the rest follow when this one is in the file."""
-        options, waiting = self.state.options, self._waiting
+        options, waiting = self.state.options, self.waiting
         if not waiting or self._uncommitted_bytes >= options.uncommitted_bytes or self.handover.target:
             return
         batch = [waiting.popleft()[0]]
@@ -185,11 +182,11 @@ class Leading:
             self._uncommitted_bytes += self._appending_bytes
         self._appending_bytes = 0
 
-    def ship(self, *, writer_is_quiet: bool) -> None:
+    def ship(self, writer: Writer) -> None:
         """Ship to every stream. A new commit_index travels alone only if no frame is expected to carry it soon."""
         state = self.state
         has_waited = state.now >= self._committed_at + state.options.commit_announce_us
-        self.downstreams.ship(announce=writer_is_quiet and not self._waiting and has_waited)
+        self.downstreams.ship(announce=has_waited and not self.waiting and writer.is_quiet)
 
     # Commit
 
@@ -201,7 +198,7 @@ class Leading:
         before = self.state.commit_index
         self.advance_commit()
         is_level = stream.next_index >= self.state.end_index  # If not, its window may have room again.
-        return self.state.commit_index != before or not is_level or self.handover.target is not None
+        return self.state.commit_index != before or not is_level or self.handover.transfer is not None
 
     def advance_commit(self) -> None:
         """Rule 7: commit what a majority and this node itself hold. All these indices are frame boundaries."""

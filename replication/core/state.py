@@ -191,7 +191,8 @@ class State:
     reached, each with the disk in its hello; `offers` are the features that they offered. `features` are those in use
     at `applied_index`, as of the last `Measured`. `end_index` (the log's highest_index) and `durable` are those of the
     log when it was last looked at, which is whenever it may have changed. `away` is the total time for which this
-    process was paused. `reported_apply` and `reported_role` keep reports from being repeated. `refused` counts rejected
+    process was paused; `awake` is the time without it, for measures that a pause must not affect, such as the speed of
+    the disk. `reported_apply` and `reported_role` keep reports from being repeated. `refused` counts rejected
     implausible messages, and `alarms` has sentences by subject, until a restart (rules 18 and 19).
     """
 
@@ -204,6 +205,7 @@ class State:
     now: int = 0
     clock: int = 0
     away: int = 0
+    awake: int = 0
     end_index: int = field(init=False)
     durable: Last = field(init=False)
     fitness: Fitness = field(init=False)
@@ -247,7 +249,7 @@ class State:
         ran = self.options.election_timeout_us // 2  # At most; a disk that hangs is not to be hidden by many pauses.
         if now - self.now > ran:
             self.away += now - self.now - ran
-        self.now, self.clock = now, clock
+        self.now, self.clock, self.awake = now, clock, now - self.away
 
     def look_at_log(self) -> bool:
         """Take the log's ends and members, as they are now; return whether the members changed.
@@ -262,11 +264,6 @@ class State:
         self.clocks.keep(members)
         self.act(MembersChanged(members))
         return True
-
-    @property
-    def awake(self) -> int:
-        """The time without pauses, for measures that a pause must not affect, such as the speed of the disk."""
-        return self.now - self.away
 
     @property
     def is_voter(self) -> bool:
@@ -373,7 +370,7 @@ class State:
 
     def report_apply(self) -> None:
         """Rule 7: a node applies only below min(commit_index, durable_index)."""
-        to_index = min(self.commit_index, self.log.durable.index)
+        to_index = min(self.commit_index, self.durable.index)
         if to_index > self.reported_apply:
             self.reported_apply = to_index
             self.act(Apply(to_index))

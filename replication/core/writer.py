@@ -98,33 +98,29 @@ class Writer:
     """The queue, and what the disk is doing. It decides when a job runs; the rules decide whether."""
 
     def __init__(self) -> None:
-        self._jobs: deque[Job] = deque()
+        self.jobs: deque[Job] = deque()
         self.disk = Disk.FREE
         self._busy_since = 0
-        self._unflushed = False
-        self._expiry_due = False
+        self.unflushed = False
+        """Whether something is in the file that no flush has covered."""
+        self.expiry_is_due = False
         self._expired_last = False
 
     def submit(self, job: Job) -> None:
         """Queue a job."""
-        self._jobs.append(job)
+        self.jobs.append(job)
 
     def has_job(self, kind: type[HandleVote | FollowLeader | ReachOut], node_id: str = "") -> bool:
         """Whether such a job is queued, for one node if given. This bounds the queue."""
-        return any(isinstance(job, kind) and node_id in ("", job.node_id) for job in self._jobs)
-
-    @property
-    def has_jobs(self) -> bool:
-        """Whether any job is queued."""
-        return bool(self._jobs)
+        return any(isinstance(job, kind) and node_id in ("", job.node_id) for job in self.jobs)
 
     def take(self) -> Job | None:
         """Remove and return the next job if it may begin now."""
-        if not self._jobs or self.disk is Disk.EXCLUSIVE:
+        if not self.jobs or self.disk is Disk.EXCLUSIVE:
             return None
-        if self.disk is not Disk.FREE and not isinstance(self._jobs[0], WriteFrames):
+        if self.disk is not Disk.FREE and not isinstance(self.jobs[0], WriteFrames):
             return None
-        return self._jobs.popleft()
+        return self.jobs.popleft()
 
     def begin_exclusive(self, now: int) -> None:
         """A promise, truncation or install goes to disk: nothing else begins until `end_exclusive`."""
@@ -141,13 +137,13 @@ class Writer:
 
     def appended(self) -> None:
         """Something is in the file: a flush is due."""
-        self._unflushed = True
+        self.unflushed = True
 
     def take_flush(self, now: int) -> bool:
         """Whether a flush begins now. It covers everything appended before this call, and nothing later."""
-        if not self._unflushed or self.disk is not Disk.FREE:
+        if not self.unflushed or self.disk is not Disk.FREE:
             return False
-        self._unflushed = self._expired_last = False
+        self.unflushed = self._expired_last = False
         self.disk, self._busy_since = Disk.FLUSHING, now
         return True
 
@@ -157,11 +153,11 @@ class Writer:
 
     def expiry_due(self) -> None:
         """Segments may be removed."""
-        self._expiry_due = True
+        self.expiry_is_due = True
 
     def may_expire(self) -> bool:
         """Whether the removal of a segment may begin. After another one, a flush that is due goes first."""
-        return self._expiry_due and self.disk is Disk.FREE and not (self._expired_last and self._unflushed)
+        return self.expiry_is_due and self.disk is Disk.FREE and not (self._expired_last and self.unflushed)
 
     def begin_expiry(self, now: int) -> None:
         """The removal of a segment begins."""
@@ -171,7 +167,7 @@ class Writer:
     def end_expiry(self, *, is_over: bool) -> None:
         """The removal is done; `is_over`: there was nothing to remove."""
         self.disk = Disk.FREE
-        self._expiry_due = not is_over
+        self.expiry_is_due = not is_over
 
     def answered(self, now: int) -> None:
         """The disk starts the next part of its operation, so it does not hang."""
@@ -184,9 +180,9 @@ class Writer:
     @property
     def may_append(self) -> bool:
         """Whether a leader may append waiting writes: nothing is queued and the disk is free."""
-        return not self._jobs and self.disk is Disk.FREE
+        return not self.jobs and self.disk is Disk.FREE
 
     @property
     def is_quiet(self) -> bool:
         """Whether nothing is queued, running or due."""
-        return self.may_append and not self._unflushed
+        return self.may_append and not self.unflushed

@@ -308,7 +308,7 @@ class LeaderStream:
         self.carrying: asyncio.Task[None] | None = None
 
     def send(self, message: OpenAnswer | Shipment) -> bool:
-        """Send it; return whether the transport took it at once. If not, `shipped` is called when it took a shipment."""
+        """Send it; return whether the transport took it at once. If not, `shipped` is called after a shipment."""
         for data in to_messages(message):
             self._outbox.send(data)
         if not self._outbox.is_behind:

@@ -186,16 +186,19 @@ _TYPES: dict[Callable[..., object], int] = {
 }
 
 
-def _plain(value: object) -> object:
+def _plain(value: Promise | OpenVerb) -> object:
     if isinstance(value, Promise):
         return [value.epoch, value.candidate, value.incarnation]
-    return str(value) if isinstance(value, OpenVerb) else value
+    return str(value)
 
 
 def encode(message: PeerMessage | StreamMessage) -> bytes:
     """Encode a message."""
-    fields = (_plain(getattr(message, name)) for name in type(message).__slots__)
-    return pack([_TYPES[type(message)], *fields])
+    row: list[object] = [_TYPES[type(message)]]
+    for name in type(message).__slots__:
+        field = getattr(message, name)
+        row.append(_plain(field) if isinstance(field, Promise | OpenVerb) else field)
+    return pack(row)
 
 
 def decode_peer(data: bytes) -> PeerMessage:
@@ -225,7 +228,7 @@ def _decode(data: bytes, table: dict[int, tuple[Callable[..., M], tuple[Callable
         raise BadMessage("an unknown type")
     build, checks = table[row[0]]
     fields = _row(row, len(checks) + 1)[1:]
-    return build(*(check(field) for check, field in zip(checks, fields, strict=True)))
+    return build(*[check(field) for check, field in zip(checks, fields, strict=True)])
 
 
 # Shipments: a leader's frames on a stream
@@ -323,10 +326,11 @@ class FrameAssembler:
                 header = decode_header(view, offset)
             except (FrameInvalid, UnknownVersion) as error:
                 raise BadMessage(f"there is no frame at byte {offset} of a shipment: {error}") from error
-            if header.size > self._max_frame_bytes:
-                raise BadMessage(f"a frame of {header.size} bytes, above the limit of {self._max_frame_bytes}")
-            if offset + header.size > len(view):
-                self._lacks = header.size
+            size = header.size
+            if size > self._max_frame_bytes:
+                raise BadMessage(f"a frame of {size} bytes, above the limit of {self._max_frame_bytes}")
+            if offset + size > len(view):
+                self._lacks = size
                 break
-            offset, epoch = offset + header.size, header.epoch
+            offset, epoch = offset + size, header.epoch
         return offset, epoch

@@ -151,7 +151,7 @@ def test_a_new_epoch_is_above_all_that_were_seen_and_never_resumed() -> None:
 
     world.run_until(lambda: world.leader() is not None)
 
-    assert {node.state.promise.epoch for node in world.nodes.values()} == {first + 6}
+    assert min(node.state.promise.epoch for node in world.nodes.values()) > first + 5
 
 
 def test_a_leader_whose_log_lacks_an_acknowledged_record_is_not_elected() -> None:

@@ -77,7 +77,7 @@ class Handover:
         self._promise = promise
         self._downstreams = downstreams
         self._levels: dict[tuple[str, bytes], HeardLevel] = {}
-        self._transfer: Transfer | None = None
+        self.transfer: Transfer | None = None
         self._was_full = False
         self.gives_up = ""
         """Why this leader must step down; empty if it need not."""
@@ -89,12 +89,12 @@ class Handover:
     @property
     def target(self) -> str | None:
         """The target of the transfer in progress; no write is appended meanwhile."""
-        return self._transfer.target if self._transfer else None
+        return self.transfer.target if self.transfer else None
 
     @property
     def campaigns(self) -> str | None:
         """The node that was asked to campaign instead of this one."""
-        return self._transfer.target if self._transfer and self._transfer.campaign_sent else None
+        return self.transfer.target if self.transfer and self.transfer.campaign_sent else None
 
     def echoed(self, sender: str, disk_id: bytes, echo: HeartbeatEcho) -> None:
         """Note a voter's level, or whether another member has promised a higher epoch."""
@@ -126,11 +126,11 @@ class Handover:
         others = [voter for voter in state.members.voters() if state.is_linked(voter)]
         if target is None and others:
             target = max(others, key=self._merit).node_id
-        if self._transfer or not serving or target not in [voter.node_id for voter in others]:
-            why = "another is under way" if self._transfer else f"{target or 'no other voter'} is not connected"
+        if self.transfer or not serving or target not in [voter.node_id for voter in others]:
+            why = "another is under way" if self.transfer else f"{target or 'no other voter'} is not connected"
             state.act(TransferEnded(why if serving else "this leader does not serve yet"))
             return
-        self._transfer = Transfer(target, state.now + state.options.election_timeout_us, is_chosen)
+        self.transfer = Transfer(target, state.now + state.options.election_timeout_us, is_chosen)
 
     def _merit(self, voter: Member) -> tuple[int, int, str]:
         return (-(self._level_of(voter) or 0), self._downstreams.durable_on(voter), voter.node_id)
@@ -140,7 +140,7 @@ class Handover:
 
         A target that an operator chose must be as fit as any voter. Its first echo has its level.
         """
-        state, transfer = self._state, self._transfer
+        state, transfer = self._state, self.transfer
         if transfer is None or transfer.campaign_sent or transfer.target not in state.links:
             return
         if not transfer.is_chosen:
@@ -166,7 +166,7 @@ class Handover:
         return None
 
     def _end(self, reason: str) -> None:
-        transfer, self._transfer = self._transfer, None
+        transfer, self.transfer = self.transfer, None
         if transfer and not transfer.for_fitness:  # Otherwise nobody asked.
             self._state.act(TransferEnded(reason))
 
@@ -174,7 +174,7 @@ class Handover:
 
     def tick(self) -> None:
         """End a transfer whose time is up; begin one if this leader is unfit and another is fitter."""
-        state, transfer, fitness = self._state, self._transfer, self._state.fitness
+        state, transfer, fitness = self._state, self.transfer, self._state.fitness
         was_full, self._was_full = self._was_full, fitness.holds(Level.NO_ROOM)
         if self._was_full and not was_full:
             self._levels.clear()  # Levels that they sent before they heard of it do not say whether they have room.
@@ -189,7 +189,7 @@ class Handover:
             self._was_outrun = True
             if others := self._others():
                 until = state.now + HELD_TIMEOUTS * state.options.election_timeout_us
-                self._transfer = Transfer(max(others, key=self._merit).node_id, until, is_chosen=True, for_fitness=True)
+                self.transfer = Transfer(max(others, key=self._merit).node_id, until, is_chosen=True, for_fitness=True)
             elif len(state.members.voters()) == 1:
                 self.begins_anew = "a member has promised a higher epoch"
             return
@@ -206,7 +206,7 @@ class Handover:
             voters = [voter for voter in self._fitter(fitness.outdone_below) if is_late or self._lacks_little(voter)]
             if voters:
                 until, fittest = state.now + HELD_TIMEOUTS * patience, max(voters, key=self._merit)
-                self._transfer = Transfer(fittest.node_id, until, is_chosen=True, for_fitness=True)
+                self.transfer = Transfer(fittest.node_id, until, is_chosen=True, for_fitness=True)
 
     @property
     def _is_outrun(self) -> bool:

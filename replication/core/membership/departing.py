@@ -18,18 +18,20 @@ class Departures:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._members: Members | None = None
-        self._own_removal: int | None = None
+        self.members: Members | None = None
+        """Those that were looked at last."""
+        self.own_removal: int | None = None
+        """The index of the record in which they removed this disk."""
         self._seen_at: dict[tuple[str, bytes], int] = {}
 
     def settle(self) -> None:
         """At the end of a step: leave if this node was removed by a committed record."""
         state = self._state
-        if state.members is not self._members:
-            self._members = state.members
-            self._own_removal = state.members.removal_of(state.me.node_id, state.me.disk_id)
-        if self._own_removal is not None and self._is_committed:
-            self._leave(self._own_removal)
+        if state.members is not self.members:
+            self.members = state.members
+            self.own_removal = state.members.removal_of(state.me.node_id, state.me.disk_id)
+        if self.own_removal is not None and self._is_committed:
+            self._leave(self.own_removal)
 
     @property
     def _is_committed(self) -> bool:
