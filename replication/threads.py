@@ -53,13 +53,11 @@ class Threads:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self.now, self.clock = time_since_boot, wall_clock  # They are read in each step, so nothing is around them.
         # Its own: log lines written while writes are appended must not name the first caller's request.
         self._context = contextvars.copy_context()
         self._writer = DiskThread(self._loop, "quire-writer")
         self._marker = DiskThread(self._loop, "quire-mark")
-
-    now = staticmethod(time_since_boot)
-    clock = staticmethod(wall_clock)
 
     def write(self, block: Callable[[], None], done: Done) -> None:
         """Run `block` in the writer's thread, in order; then `done` on the loop."""

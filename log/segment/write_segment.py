@@ -23,7 +23,7 @@ from .store import StoreHeader
 # Few frames, but large ones, reach beyond `segment_bytes`: the store grows for each of them, at least by this.
 _GROWTH_BYTES = 1 << 20
 
-_RECENT_PIECES, _RECENT_BYTES = 4, 1 << 18
+RECENT_PIECES, RECENT_BYTES = 4, 1 << 18
 
 
 class Flush(Sync):
@@ -74,7 +74,7 @@ class WriteSegment:
         """Position below which the frames are in the file."""
         self.unwritten_index: int | None = None
         """Index of the first buffered frame; None if the buffer is empty."""
-        self.recent: deque[tuple[int, bytes]] = deque(maxlen=_RECENT_PIECES)
+        self.recent: deque[tuple[int, bytes]] = deque(maxlen=RECENT_PIECES)
         """What was written last, ascending: index of the first frame, and whole frames, verified or made here. They are
         shipped and applied within milliseconds, and for that need not be read from the file and verified again."""
         self.allocated = store.size
@@ -189,7 +189,7 @@ class WriteSegment:
             self.store.write_at(self.written, buffer)
             self.written += len(buffer)
             self._buffer = bytearray()
-            if self.unwritten_index is not None and len(buffer) <= _RECENT_BYTES:
+            if self.unwritten_index is not None and len(buffer) <= RECENT_BYTES:
                 self.recent.append((self.unwritten_index, bytes(buffer)))
             else:
                 self.recent.clear()

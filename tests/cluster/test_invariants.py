@@ -10,14 +10,16 @@ from tests.cluster.running import applied_index, running_cluster
 from tests.replication.loopback import DEADLINE_S
 
 
-def applies_what_is_not_durable(state: State) -> None:
-    """A planted mistake: the node applies whatever is in its file (rule 7)."""
-    if state.log.highest_index > state.reported_apply:
-        state.reported_apply = state.log.highest_index
-
-
 def plant(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(State, "report_apply", applies_what_is_not_durable)
+    """Plant a mistake: the node applies whatever is in its file (rule 7)."""
+    look = State.look_at_log
+
+    def applies_what_is_not_durable(state: State) -> bool:
+        changed = look(state)
+        state.reported_apply = max(state.reported_apply, state.end_index)
+        return changed
+
+    patch.setattr(State, "look_at_log", applies_what_is_not_durable)
 
 
 async def test_a_node_halts_at_the_step_that_breaks_a_rule_and_names_the_rule(

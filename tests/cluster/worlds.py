@@ -14,6 +14,7 @@ from aiohttp import ClientSession, DummyCookieJar, TCPConnector
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.http.admission.admission import ADMISSION
 from quire.cluster.http.api import API
+from quire.log.segment.write_segment import RECENT_BYTES
 from tests.cluster import conditions
 from tests.cluster.hop import cluster_with_hop
 from tests.cluster.running import Reply, RunningCluster, free_addresses, running_cluster, started
@@ -106,9 +107,10 @@ async def forming(folder: Path) -> AsyncGenerator[RunningCluster, None]:
 
 @asynccontextmanager
 async def rotten(folder: Path) -> AsyncGenerator[RunningCluster, None]:
-    """On every node the last record's bytes on disk are corrupt."""
+    """On every node the last record's bytes on disk are corrupt. They are more than what stays in memory."""
     async with running_cluster(folder, machine="log", election_timeout_ms=PATIENT_MS) as cluster:
-        last = (await cluster.ask("n1", "POST", "/records", b'"rotten soon"', JSON)).document["write_index"]
+        value = b'"rotten soon%b"' % (b"." * RECENT_BYTES)
+        last = (await cluster.ask("n1", "POST", "/records", value, JSON)).document["write_index"]
         for node_id in cluster.nodes:
             await cluster.ask(node_id, "GET", f"/records?from={last}&wait_ms=10000")
             [store] = (folder / node_id / "log").glob("*.store")

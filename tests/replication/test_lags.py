@@ -94,7 +94,7 @@ async def test_a_lag_is_known_from_the_present_leader_s_report_of_the_last_elect
         assert is_known(replica)
         with monkeypatch.context() as later:
             now = time_since_boot() + 2 * OPTIONS.election_timeout_us
-            later.setattr("quire.replication.threads.time_since_boot", lambda: now)
+            later.setattr(replica.lags, "_now", lambda: now)
             assert is_known(replica) is False, "that leader may have written for long since"
         assert is_known(replica)
 
