@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .core import NODE_ID, Member, Members, Promise, Reason, Role
     from .disk import Disk, Placed, Write
-    from .driver import Durations
+    from .durations import Durations
     from .ports import Ports
     from .promises import PromiseFile, PromiseLost
     from .replica import Replica, ReplicaOptions, next_tick
@@ -36,7 +36,7 @@ __all__ = [
 _MODULES = {
     "core": ("NODE_ID", "Member", "Members", "Promise", "Reason", "Role"),
     "disk": ("Disk", "Placed", "Write"),
-    "driver": ("Durations",),
+    "durations": ("Durations",),
     "ports": ("Ports",),
     "promises": ("PromiseFile", "PromiseLost"),
     "replica": ("Replica", "ReplicaOptions", "next_tick"),

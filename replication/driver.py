@@ -6,11 +6,9 @@ in the simulator (`quire.cluster.simulator`). It makes none of the decisions in 
 It alone appends, truncates and flushes, by `Disk`; what happens it tells the ports of the node (`ports`).
 """
 
-from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from itertools import accumulate
 from typing import Generic, assert_never, cast
 
 from quire.log import Expiry, Flush, LogClosed, LogError, LogReadOnly, NoRoom, ResourcesExhausted, Sync, Tail
@@ -25,10 +23,9 @@ from .core.messages import (
     Snapshot,
 )
 from .disk import Disk, OwnerT, Write
+from .durations import Durations
 from .net.wire import Positions, Shipment
 from .ports import Device, Links, Ports, Streams
-
-BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 RETRY_US = 50_000
 """The wait before another attempt of an operation that lacked a descriptor or memory."""
@@ -37,23 +34,6 @@ RETRY_US = 50_000
 def _of_device(error: BaseException) -> OSError:
     """The exception as an error of the device: after any exception, nothing is known to be durable."""
     return error if isinstance(error, OSError) else OSError(str(error))
-
-
-class Durations:
-    """A histogram of seconds, in plain numbers, so that it costs a flush or a frame almost nothing."""
-
-    def __init__(self) -> None:
-        self._counts = [0] * (len(BOUNDS_S) + 1)
-        self.sum_s = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Count one duration."""
-        self._counts[bisect_left(BOUNDS_S, seconds)] += 1
-        self.sum_s += seconds
-
-    def buckets(self) -> Iterator[tuple[str, int]]:
-        """Each upper bound, inclusive, with the count of durations up to it; the last bound is +Inf."""
-        return zip([*map(str, BOUNDS_S), "+Inf"], accumulate(self._counts), strict=True)
 
 
 class Driver(Generic[OwnerT]):
@@ -75,6 +55,8 @@ class Driver(Generic[OwnerT]):
         self._proposed: list[Write[OwnerT]] = []
         self._append_results: deque[events.AppendResult] = deque()
         self._stepping = False
+        self._to_apply = 0  # Everything below this index, before the event ends.
+        self._hands_over = False  # Whether the present event has handed a block to the writer's thread.
         self._expiry_begins = False
         self._begin_expiry: Callable[[], Expiry | None] = lambda: None
         self._reminded = False
@@ -189,10 +171,12 @@ class Driver(Generic[OwnerT]):
     def handle(self, event: events.Event) -> None:
         """One step of the core and its actions; then, as steps of their own, the results of its appends."""
         now, clock = self._device.now(), self._device.clock()
+        self._hands_over = False
         self.carry_out_step(event, self.core.handle(event, now, clock))
         while self._append_results:
             result = self._append_results.popleft()
             self.carry_out_step(result, self.core.append_done(result, now, clock))
+        self._apply()
         if self._expiry_begins and self.core.halted is None:
             self._expiry_begins = False
             self._expire()
@@ -223,6 +207,7 @@ class Driver(Generic[OwnerT]):
     def _forget_what_waits(self) -> None:
         self._events.clear()
         self._append_results.clear()
+        self._to_apply = 0
 
     @contextmanager
     def _errors_end_node(self) -> Generator[None]:
@@ -249,12 +234,49 @@ class Driver(Generic[OwnerT]):
                 | actions.StorePromise()
             ):
                 self._write(action)
+            case (
+                actions.Ship()
+                | actions.SendAck()
+                | actions.Send()
+                | actions.DialStream()
+                | actions.SendOpen()
+                | actions.AnswerOpen()
+                | actions.SendCrcMismatch()
+                | actions.CloseStream()
+            ):
+                self._send(action)
+            case actions.Apply(to_index):
+                self._to_apply = to_index
+            case _:
+                self._apply()
+                self._tell_node(action)
+
+    def _apply(self) -> None:
+        """Apply what is committed: last of what an event causes, since other nodes and the disk work meanwhile."""
+        to_index, self._to_apply = self._to_apply, 0
+        if to_index:
+            if self._hands_over:
+                self._device.let_writer_begin()
+            self._disk.log.mark.commit_index = self.core.commit_index
+            self._ports.writes.committed(to_index)
+            self._ports.machine.apply_to(to_index)
+
+    def _tell_node(
+        self,
+        action: actions.FetchSnapshot
+        | actions.RoleChanged
+        | actions.RejectRequest
+        | actions.ReadReady
+        | actions.TransferEnded
+        | actions.MembersChanged
+        | actions.ChangeEnded
+        | actions.Alarm
+        | actions.Halt
+        | actions.LeaveCluster,
+    ) -> None:
+        match action:
             case actions.FetchSnapshot():
                 self._ports.installs.fetch_snapshot(action)
-            case actions.Apply(to_index):
-                self._disk.log.mark.commit_index = self.core.commit_index
-                self._ports.writes.committed(to_index)
-                self._ports.machine.apply_to(to_index)
             case actions.RoleChanged():
                 self._ports.role.role_changed(action)
             case actions.RejectRequest(write, reason):
@@ -269,10 +291,8 @@ class Driver(Generic[OwnerT]):
                 self._ports.role.members_changed(members)
             case actions.ChangeEnded(ask_id, outcome):
                 self._ports.changes.change_ended(ask_id, outcome)
-            case actions.Alarm() | actions.Halt() | actions.LeaveCluster():
-                self._tell_health(action)
             case _:
-                self._send(action)
+                self._tell_health(action)
 
     def _tell_health(self, action: actions.Alarm | actions.Halt | actions.LeaveCluster) -> None:
         health = self._ports.health
@@ -572,6 +592,7 @@ class Driver(Generic[OwnerT]):
                     fail(error)
                     self.step(events.DiskFailed(f"the disk failed: {type(error).__name__}: {error}"))
 
+        self._hands_over = True
         self._device.write(block, done)
 
     # The mark

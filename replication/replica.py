@@ -71,8 +71,12 @@ def watched_task(
 
 
 async def next_tick(period_s: float) -> None:
-    """Wait for the loop's clock to reach a multiple of the period, so that a node's timers wake it together."""
-    await asyncio.sleep(period_s - asyncio.get_running_loop().time() % period_s)
+    """Wait for the loop's clock to reach the multiple of the period that is nearest to a period from now.
+
+    So a node's timers wake it together.
+    """
+    rest_s = period_s - asyncio.get_running_loop().time() % period_s
+    await asyncio.sleep(rest_s if rest_s > period_s / 2 else rest_s + period_s)
 
 
 class CheckedDriver(Driver[OwnerT]):

@@ -338,9 +338,11 @@ class Reader:
             if from_index != state.tail.index:
                 self.lookup.refuse_outside(from_index)
             return b"", from_index
-        recent = None if state.closed else state.writer.recent_frames(from_index, bound, state.tail.index)
-        if recent and len(recent) <= max_bytes:
-            return recent, bound
+        if not state.closed:
+            self.lookup.written_end(state.writer.segment, bound - 1)
+            recent = state.writer.recent_frames(from_index, bound, state.tail.index)
+            if recent and len(recent) <= max_bytes:
+                return recent, bound
         segment, position = self.lookup.boundary(from_index)
         raw = self._span(segment, position, bound - 1, max_bytes)
         size, next_index = 0, from_index

@@ -450,12 +450,12 @@ class Core:
         state, writer = self.state, self.writer
         if writer.jobs:
             self._run_jobs()
-        if writer.disk is Disk.FREE:
-            self._use_free_disk()
         if self.leading:
             if self.leading.handover.transfer is not None:
                 self.leading.handover.advance()
-            self.leading.ship(writer)
+            self.leading.ship(writer)  # Before the flush: the other disks are further away.
+        if writer.disk is Disk.FREE:
+            self._use_free_disk()
         if state.commit_index > state.reported_apply:
             state.report_apply()
         self._report_role()

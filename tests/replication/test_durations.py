@@ -1,6 +1,6 @@
 """The histogram of durations."""
 
-from quire.replication.driver import BOUNDS_S, Durations
+from quire.replication.durations import BOUNDS_S, Durations
 
 
 def test_a_duration_counts_in_its_bucket_and_all_above() -> None:
