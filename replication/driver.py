@@ -248,15 +248,20 @@ class Driver(Generic[OwnerT]):
             case actions.Apply(to_index):
                 self._to_apply = to_index
             case _:
+                self._hands_over = False
                 self._apply()
                 self._tell_node(action)
 
     def _apply(self) -> None:
-        """Apply what is committed: last of what an event causes, since other nodes and the disk work meanwhile."""
+        """Apply what is committed: last of what an event causes, since the other nodes and the disk work meanwhile.
+
+        A follower that has just begun a flush applies with its next event, a tick at the latest: the writer's thread
+        needs the GIL to begin, and the leader waits for this flush.
+        """
+        if self._hands_over and not self.core.leads:
+            return
         to_index, self._to_apply = self._to_apply, 0
         if to_index:
-            if self._hands_over:
-                self._device.let_writer_begin()
             self._disk.log.mark.commit_index = self.core.commit_index
             self._ports.writes.committed(to_index)
             self._ports.machine.apply_to(to_index)

@@ -206,10 +206,6 @@ class Device(Protocol):
         """Run `block` in the writer's thread, in order; then call `done`."""
         ...
 
-    def let_writer_begin(self) -> None:
-        """Return once the writer's thread has begun what it was given last, or after a moment: it needs the GIL to."""
-        ...
-
     def sync_mark(self, block: Callable[[], None], done: Done) -> None:
         """Run a sync of the mark beside the writer's thread; then call `done`."""
         ...

@@ -15,10 +15,6 @@ from quire.log import time_since_boot, wall_clock
 from .ports import Done
 
 
-BEGIN_S = 0.001
-"""How long the loop waits for the writer's thread to begin. While an earlier block runs, it does not."""
-
-
 class DiskThread:
     """Runs blocks that wait for the device (flushes, promises) in order, off the event loop.
 
@@ -28,18 +24,12 @@ class DiskThread:
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
         self._loop = loop
         self._waiting: SimpleQueue[tuple[Callable[[], None], Done] | None] = SimpleQueue()
-        self._not_begun = threading.Lock()  # Taken by the loop, released by the thread when a block begins.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, block: Callable[[], None], done: Done) -> None:
         """Run `block` in the thread, then `done` on the loop."""
-        self._not_begun.acquire(blocking=False)
         self._waiting.put((block, done))
-
-    def let_begin(self) -> None:
-        """Release the GIL until the block that was submitted last has begun, but for at most BEGIN_S."""
-        self._not_begun.acquire(timeout=BEGIN_S)
 
     def stop(self) -> None:
         """Block until everything submitted has run. Submit nothing after this."""
@@ -49,8 +39,6 @@ class DiskThread:
     def _run(self) -> None:
         while (submitted := self._waiting.get()) is not None:
             block, done = submitted
-            if self._not_begun.locked():
-                self._not_begun.release()
             error: BaseException | None = None
             began = time.monotonic_ns()
             try:
@@ -81,10 +69,6 @@ class Threads:
             self._loop.call_later(delay_us / 1_000_000, then)
         else:
             self._loop.call_soon(then, context=self._context)
-
-    def let_writer_begin(self) -> None:
-        """Return once the writer's thread has begun what it was given last, or after BEGIN_S."""
-        self._writer.let_begin()
 
     def sync_mark(self, block: Callable[[], None], done: Done) -> None:
         """Run `block` in the mark's thread; then `done` on the loop."""

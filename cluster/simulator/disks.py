@@ -80,9 +80,6 @@ class SimDevice:
 
         self._later(took, finish)
 
-    def let_writer_begin(self) -> None:
-        """Do nothing: nobody computes meanwhile."""
-
     def sync_mark(self, block: Callable[[], None], done: Done) -> None:
         """Sync the mark independently of the writer."""
 
