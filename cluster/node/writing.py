@@ -288,20 +288,30 @@ class Writing:
         Raises:
             CheckFailedError: its check raised an exception other than Refused.
         """
-        quick, began = is_quick(self._checker), time.monotonic()
-        most = len(commands) if quick else CHECKED_AT_ONCE if hasattr(self._checker, "check_batch") else 1
+        if self.checks_quickly:
+            return self.checked(commands)
+        began, most = time.monotonic(), CHECKED_AT_ONCE if hasattr(self._checker, "check_batch") else 1
         refused: list[list[Any]] = []
         for first in range(0, len(commands), most):
             if time.monotonic() - began > CHECK_S:
                 await asyncio.sleep(0)
                 began = time.monotonic()
-            try:
-                found = check_batch(self._checker, commands[first : first + most])
-            except CheckFailed as error:
-                where = "" if error.position is None else f" on command {first + error.position}"
-                raise CheckFailedError(f"check{where}", error.reason) from error
-            refused += ([first + position, code, text] for position, code, text in found)
+            refused += self.checked(commands[first : first + most], first)
         return refused
+
+    @property
+    def checks_quickly(self) -> bool:
+        """Whether commands are checked in one go: the machine is quick."""
+        return is_quick(self._checker)
+
+    def checked(self, commands: list[Any], first: int = 0) -> list[list[Any]]:
+        """As `check`, in one go; `first` is the position of the first one."""
+        try:
+            found = check_batch(self._checker, commands)
+        except CheckFailed as error:
+            where = "" if error.position is None else f" on command {first + error.position}"
+            raise CheckFailedError(f"check{where}", error.reason) from error
+        return [[first + position, code, text] for position, code, text in found]
 
     async def write(self, write: Write[FutureWaiter]) -> WriteReply:
         """Write checked records as part of one frame; return once they are committed (or applied: the waiter says).

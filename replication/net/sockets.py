@@ -90,7 +90,7 @@ def give_up_when_silent(socket: ClientWebSocketResponse | web.Request, election_
 
 
 async def read_in_turns(
-    socket: ClientWebSocketResponse | web.WebSocketResponse,
+    socket: Socket,
     take: Callable[[WSMessage], object],
     clock: Callable[[], float] | None = None,
 ) -> None:

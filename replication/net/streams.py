@@ -5,25 +5,21 @@
 
 Both only carry messages; the core interprets them. A message holds at most 256 KiB of frame bytes after its head; a
 larger frame spans several messages.
-
-`Outbox` sends at once if it need not wait, otherwise from a task: `send_bytes` waits only for a transport whose buffer
-is full. So a message is nearly always sent in the call that creates it, without a queue, an event and a turn of the
-loop, which are half of the cost of a small message. A coroutine that waits must run in a task, so a message is sent at
-once only if the buffer surely has room for it.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMessage, WSMsgType, web
 
 from ..core import actions, events
-from ..core.messages import Ack, CrcMismatch, LagReport, Open, OpenAnswer, PositionReport, StreamMessage
+from ..core.messages import Ack, CrcMismatch, LagReport, Open, OpenAnswer, PositionReport
+from .direct import DirectReader
 from .hello import HELLO_TIMEOUT_S, LINK_FAILURES, Admit, HelloServer, PeerInfo, dial
 from .links import PeerReports, StreamProgress
+from .outbox import Outbox
 from .sockets import (
     ELECTION_TIMEOUT_S,
     DialledSocket,
@@ -51,121 +47,8 @@ from .wire import (
 
 PING_S = 30.0  # On a slow link a pong may wait for seconds behind a full window.
 
-Then = Callable[[], None]
-
-FRAME_HEAD_BYTES = 14  # Of a WebSocket's frame, at most.
-RECORD_BYTES, RECORD_HEAD_BYTES = 16 << 10, 22  # What a record of TLS 1.3 holds, and what it adds (RFC 8446, 5.2).
-LOW_PART = 4  # A full buffer takes more once it holds no more than this part of its limit.
 FOLLOWER_BUFFER_BYTES = 64 << 10  # Acks are short.
 LEADER_BUFFER_BYTES = 2 * SHIPMENT_BYTES
-
-
-def sent_bytes(size: int) -> int:
-    """At most so many bytes are sent for a message: its frame's head may be a TLS record of its own."""
-    return size + FRAME_HEAD_BYTES + (size // RECORD_BYTES + 2) * RECORD_HEAD_BYTES
-
-
-class Sink(Protocol):
-    """Either end of a WebSocket in aiohttp."""
-
-    def send_bytes(self, data: bytes) -> Coroutine[object, object, None]:
-        """Hand a message to the transport; wait while its buffer is full."""
-        ...
-
-
-class Buffer(Protocol):
-    """A transport's buffer of what the kernel has not taken."""
-
-    def get_write_buffer_size(self) -> int:
-        """The bytes in it."""
-        ...
-
-    def is_closing(self) -> bool:
-        """Whether the connection is closed, or being closed."""
-        ...
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Senders wait from when it holds more than `high` bytes until it holds at most `low`."""
-        ...
-
-
-class Outbox:
-    """Messages to one socket, in order. `carry` must run as a task: it sends what could not be sent at once."""
-
-    def __init__(self, socket: Sink, buffer: Buffer | None, buffer_bytes: int) -> None:
-        """`buffer` is that of the socket's transport, None if the connection is gone; it holds `buffer_bytes`.
-
-        A message that would not fit into it is queued.
-        """
-        self._socket = socket
-        self._buffer = buffer
-        self._buffer_bytes = buffer_bytes
-        self._carried = False  # A queued message is being sent and may wait for room.
-        self._waiting: deque[bytes | Then] = deque()
-        self._wake = asyncio.Event()
-        self.waiting_bytes = 0
-        if buffer is not None and not buffer.is_closing():
-            buffer.set_write_buffer_limits(buffer_bytes, buffer_bytes // LOW_PART)
-
-    def send(self, data: bytes) -> None:
-        """Send a message now, or queue it. A broken socket loses it; the reader of the socket notices that."""
-        if self._carried or self._waiting or not self._has_room(len(data)):
-            self._waiting.append(data)
-            self.waiting_bytes += len(data)
-            self._wake.set()
-            return
-        sending = self._socket.send_bytes(data)
-        try:
-            sending.send(None)
-        except (StopIteration, ConnectionError):
-            return
-        sending.close()
-        raise RuntimeError(f"a message of {len(data)} bytes waits, although the transport has room for it")
-
-    def _has_room(self, size: int) -> bool:
-        """Whether the transport takes so many bytes without waiting: it is not full, and will not be."""
-        if self._buffer is None:
-            return False
-        held = self._buffer.get_write_buffer_size()
-        return held <= self._buffer_bytes // LOW_PART and held + sent_bytes(size) < self._buffer_bytes
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether the transport has not taken everything sent so far."""
-        return self._carried or bool(self._waiting)
-
-    def when_taken(self, then: Then) -> None:
-        """Call `then` once the transport has taken everything sent so far."""
-        if self.is_behind:
-            self._waiting.append(then)
-        else:
-            then()
-
-    def drop_waiting(self) -> None:
-        """Drop the queued messages: a newer one replaces them."""
-        self._waiting.clear()
-        self.waiting_bytes = 0
-
-    async def carry(self) -> None:
-        """Send queued messages, until cancelled.
-
-        Raises:
-            ConnectionError: the socket is gone.
-        """
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._waiting:
-                waiting = self._waiting.popleft()
-                if isinstance(waiting, bytes):
-                    self.waiting_bytes -= len(waiting)
-                    self._carried = True
-                    try:
-                        await self._socket.send_bytes(waiting)
-                    finally:
-                        self._carried = False
-                else:
-                    waiting()
 
 
 class StreamEvents(Protocol):
@@ -230,6 +113,7 @@ class FollowerStream:
         self._election_timeout_s = election_timeout_s
         self._assembler = FrameAssembler(max_frame_bytes)
         self._outbox: Outbox | None = None
+        self._direct: DirectReader | None = None
         self._task: asyncio.Task[None] | None = asyncio.create_task(
             self._run(), name=f"stream {stream_id} to {self.peer_id}"
         )
@@ -243,6 +127,7 @@ class FollowerStream:
 
     def close(self) -> "asyncio.Task[None]":
         """Hang up; no event of this stream follows. Await the returned task to know that it has ended."""
+        self._end_direct()
         task, self._task = self._task, None  # No cycle: a cancelled task holds its stack frames, and those a shipment.
         if task is None:
             raise RuntimeError("this stream was closed before")
@@ -271,16 +156,27 @@ class FollowerStream:
     async def _carry(self, socket: ClientWebSocketResponse) -> None:
         transport = socket.transport if isinstance(socket, DialledSocket) else None
         self._outbox = Outbox(socket, transport, FOLLOWER_BUFFER_BYTES)
+        if isinstance(transport, asyncio.Transport):
+            self._direct = DirectReader(transport)  # The leader is silent between its hello and the answer to Open.
+            self._direct.begin(partial(taken, self._take))
         try:
             self._events.stream_connected(self.stream_id)
-            await together(read_in_turns(socket, self._take), self._outbox.carry())
+            await together(read_in_turns(socket, self._take_message), self._outbox.carry())
         finally:
+            self._end_direct()
             await close_socket(socket)
 
-    def _take(self, message: WSMessage) -> None:
-        if message.type is not WSMsgType.BINARY:
-            return
-        said = from_message(message.data)
+    def _end_direct(self) -> None:
+        if self._direct is not None:
+            self._direct.end()
+            self._direct = None
+
+    def _take_message(self, message: WSMessage) -> None:
+        if message.type is WSMsgType.BINARY:
+            self._take(message.data)
+
+    def _take(self, data: bytes) -> None:
+        said = from_message(data)
         if isinstance(said, OpenAnswer):
             self._events.open_answered(self.stream_id, said)
         else:
@@ -295,7 +191,7 @@ class LeaderStream:
         self,
         events: StreamEvents,
         socket: web.WebSocketResponse,
-        buffer: Buffer | None,
+        transport: asyncio.Transport | None,
         peer: PeerInfo,
         opening_timeout_s: float,
     ) -> None:
@@ -304,7 +200,8 @@ class LeaderStream:
         self.stream_id = 0
         self._events = events
         self._socket = socket
-        self._outbox = Outbox(socket, buffer, LEADER_BUFFER_BYTES)
+        self._outbox = Outbox(socket, transport, LEADER_BUFFER_BYTES)
+        self._transport = transport
         self.carrying: asyncio.Task[None] | None = None
 
     def send(self, message: OpenAnswer | Shipment) -> bool:
@@ -350,18 +247,27 @@ class LeaderStream:
 
     async def _carry(self) -> None:
         async with asyncio.timeout(self._opening_timeout_s):
-            opening = said_in(await self._socket.receive())
+            opening = decode_stream(binary_of(await self._socket.receive()))
         if not isinstance(opening, Open):
             raise BadMessage("an opening was expected")
-        self._events.stream_opened(self, opening)
-        await together(self._read(), self._outbox.carry())
+        if self._transport is None:
+            raise ConnectionResetError("the follower is gone")
+        direct = DirectReader(self._transport)  # The follower is silent until it has the answer to Open.
+        direct.begin(partial(taken, self._take))
+        self._outbox.write = self._transport.write
+        try:
+            self._events.stream_opened(self, opening)
+            await together(self._read(), self._outbox.carry())
+        finally:
+            self._outbox.write = None
+            direct.end()
 
     async def _read(self) -> None:
-        await read_in_turns(self._socket, self._take)
+        await read_in_turns(self._socket, lambda message: self._take(binary_of(message)))
         raise ConnectionResetError("the follower closed it")
 
-    def _take(self, message: WSMessage) -> None:
-        match said_in(message):
+    def _take(self, data: bytes) -> None:
+        match decode_stream(data):
             case Ack() as ack:
                 self._events.ack_arrived(self.stream_id, ack)
             case CrcMismatch() as differs:
@@ -370,11 +276,21 @@ class LeaderStream:
                 raise BadMessage("an ack was expected")
 
 
-def said_in(message: WSMessage) -> StreamMessage:
-    """The follower's next message. Raises ConnectionResetError, BadMessage."""
+def binary_of(message: WSMessage) -> bytes:
+    """The data of the follower's next message. Raises ConnectionResetError."""
     if message.type is not WSMsgType.BINARY:
         raise ConnectionResetError("the follower closed it")
-    return decode_stream(message.data)
+    data: bytes = message.data
+    return data
+
+
+def taken(take: Callable[[bytes], object], data: bytes) -> bool:
+    """Whether a message was taken; if it is no valid one, the reader of the socket is to find the same."""
+    try:
+        take(data)
+    except (BadMessage, ConnectionError):
+        return False
+    return True
 
 
 class StreamServer:

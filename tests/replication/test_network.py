@@ -18,7 +18,8 @@ from quire.replication.core.messages import (
 )
 from quire.replication.net.hello import PeerInfo, answer_hello, dial_hello
 from quire.replication.net.links import LinkServer
-from quire.replication.net.streams import FollowerStream, Outbox, StreamServer
+from quire.replication.net.outbox import Outbox
+from quire.replication.net.streams import FollowerStream, StreamServer
 from quire.replication.net.wire import ANSWER, FRAMES, SHIPMENT, Positions, Shipment, decode_stream, encode
 from tests.replication.loopback import ANYBODY, DEADLINE_S, calling, listening, trusting, turns, until, who
 from tests.replication.recorder import HEARTBEAT, MAX_FRAME_BYTES, NONCE, OPENING, Recorder, ended, failing

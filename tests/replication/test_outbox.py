@@ -12,7 +12,7 @@ from aiohttp import ClientSession, ClientWebSocketResponse, web
 from aiohttp.test_utils import TestServer
 
 from quire.cluster.access.tls import Tls
-from quire.replication.net.streams import FRAME_HEAD_BYTES, LOW_PART, Outbox, sent_bytes
+from quire.replication.net.outbox import FRAME_HEAD_BYTES, LOW_PART, Outbox, sent_bytes
 from tests.processes.locked import locked_files
 
 DEADLINE_S = 30.0

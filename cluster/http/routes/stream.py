@@ -17,10 +17,11 @@ An idle stream is closed with a handshake (`admission/streams.py`); its client o
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_KEEPCNT, TCP_KEEPIDLE, TCP_KEEPINTVL
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from aiohttp import WSMsgType, web
@@ -28,7 +29,8 @@ from aiohttp import WSMsgType, web
 from quire.log import pack
 from quire.log.packing import array_head
 from quire.replication import Write
-from quire.replication.net.streams import Outbox
+from quire.replication.net.direct import DirectReader
+from quire.replication.net.outbox import Outbox
 
 from ...config.serve import ServeConfig
 from ...errors import (
@@ -83,10 +85,23 @@ async def commands_stream(request: web.Request) -> web.StreamResponse:
     await require_history(api, parameters.get("history"))
     await components.sessions.require(session, caller_of(request).name)
     with api.streams.slot(origin, is_allowed) as slot:
-        await socket.prepare(request)
-        stream = CommandStream(components, node.config, request, socket, session, slot)
-        await stream.run(partial(api.streams.is_over, slot))
+        async with below_aiohttp(request) as direct:
+            await socket.prepare(request)
+            stream = CommandStream(components, node.config, request, socket, session, slot)
+            await stream.run(partial(api.streams.is_over, slot), direct)
     return socket
+
+
+@asynccontextmanager
+async def below_aiohttp(request: web.Request) -> AsyncGenerator[DirectReader | None]:
+    """A direct reader of the WebSocket that is opened in the block; None if the client did not wait for the answer."""
+    transport, early = request.transport, request.protocol._message_tail  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    direct = None if transport is None or early else DirectReader(transport)
+    try:
+        yield direct
+    finally:
+        if direct is not None:
+            direct.end()
 
 
 def _probe_when_silent(request: web.Request) -> None:
@@ -128,8 +143,11 @@ class CommandStream:
         self._failed = False
         self._problem: bytes | None = None
 
-    async def run(self, is_over: Callable[[], bool]) -> None:
+    async def run(self, is_over: Callable[[], bool], direct: DirectReader | None) -> None:
         """Serve until either side closes it or `is_over`."""
+        if direct is not None and self._request.transport is not None:
+            self._outbox.write = self._request.transport.write
+            direct.begin(self._take_directly)
         carrier = asyncio.create_task(self._outbox.carry(), name=f"stream of session {self._session}")
         reader = asyncio.create_task(self._read(), name=f"reader of session {self._session}")
         ended = asyncio.create_task(self._ended.wait(), name=f"end of session {self._session}'s stream")
@@ -140,6 +158,9 @@ class CommandStream:
                 patience = self._config.request_timeout_ms / 1000
                 await asyncio.wait((carrier, ended), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._outbox.write = None
+            if direct is not None:
+                direct.end()
             for task in tasks:
                 task.cancel()
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
@@ -171,15 +192,33 @@ class CommandStream:
         held_bytes = self._in_flight_bytes + self._outbox.waiting_bytes
         return self._in_flight_commands >= self._window or held_bytes >= WINDOW_BYTES
 
+    def _take_directly(self, data: bytes) -> bool:
+        """Take a message unless it has to wait or is refused: then the reader does that, with all that follow."""
+        if self._failed or self._is_full or len(data) > LARGE_BYTES or not self._writing.checks_quickly:
+            return False
+        try:
+            message = self._decoded(data)
+            self._propose(message, self._writing.checked(message.commands))
+        except ClusterError:
+            return False
+        return True
+
     async def _take(self, data: bytes) -> None:
         """Check a message and propose it. Raises ClusterError: nothing of it will be appended."""
-        sequence, commands, payload = decode_message(data)
-        if sequence < 1 or self._next_sequence not in (None, sequence):
-            raise SequenceRefused(sequence, self._next_sequence or 1)
-        self._next_sequence = sequence
-        if len(commands) > self._window:
-            raise LimitExceeded("the number of commands in a message", len(commands), self._window)
-        refused = await self._writing.check(commands)
+        message = self._decoded(data)
+        self._propose(message, await self._writing.check(message.commands))
+
+    def _decoded(self, data: bytes) -> "Message":
+        message = decode_message(data)
+        if message.sequence < 1 or self._next_sequence not in (None, message.sequence):
+            raise SequenceRefused(message.sequence, self._next_sequence or 1)
+        self._next_sequence = message.sequence
+        if len(message.commands) > self._window:
+            raise LimitExceeded("the number of commands in a message", len(message.commands), self._window)
+        return message
+
+    def _propose(self, message: "Message", refused: list[list[Any]]) -> None:
+        sequence, commands, payload = message
         if refused:
             raise CommandsRefused(refused)
         waiter = StreamWaiter(self, sequence, len(commands), len(payload))
@@ -259,8 +298,16 @@ class StreamWaiter:
         self._stream.failed(self, error)
 
 
-def decode_message(data: bytes) -> tuple[int, list[Any], bytes]:
-    """A message's sequence, its commands, and the same commands as a frame's payload. Raises Malformed."""
+class Message(NamedTuple):
+    """A message's sequence, its commands, and the same commands as a frame's payload."""
+
+    sequence: int
+    commands: list[Any]
+    payload: bytes
+
+
+def decode_message(data: bytes) -> Message:
+    """A message of the client. Raises Malformed."""
     document = unpack_msgpack(data)
     if type(document) is not list or len(document) != 2 or data[0] != TWO:
         raise Malformed("a message is a msgpack array of two: sequence and commands")
@@ -271,4 +318,4 @@ def decode_message(data: bytes) -> tuple[int, list[Any], bytes]:
     payload = data[1 + len(pack(sequence)) :]
     if not payload.startswith(array_head(len(commands))):
         raise Malformed("numbers and arrays must have their smallest msgpack encodings")
-    return sequence, commands, payload
+    return Message(sequence, commands, payload)
