@@ -7,6 +7,7 @@ in several frames, is large, or is not taken, with all that follows. So messages
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 
@@ -23,7 +24,7 @@ TURN_S = 0.005
 
 
 def unmasked(payload: bytes, mask: bytes) -> bytes:
-    """The payload of a client's frame (RFC 6455, 5.3)."""
+    """The payload of a client's frame (RFC 6455, 5.3); with a payload, what is sent for it."""
     if mask == NO_MASK:
         return payload
     size = len(payload)
@@ -31,14 +32,21 @@ def unmasked(payload: bytes, mask: bytes) -> bytes:
     return (int.from_bytes(payload) ^ key).to_bytes(size)
 
 
-def framed(data: bytes) -> bytes:
-    """A message of a server as one binary frame."""
-    size = len(data)
+def framed(data: bytes, mask: bytes = b"") -> bytes:
+    """A message as one binary frame. A client's has a mask that nobody can foresee (RFC 6455, 10.3)."""
+    size, masked = len(data), MASKED if mask else 0
     if size < TWO_BYTES:
-        return bytes((FINAL_BINARY, size)) + data
-    if size < 1 << 16:
-        return bytes((FINAL_BINARY, TWO_BYTES)) + size.to_bytes(2) + data
-    return bytes((FINAL_BINARY, EIGHT_BYTES)) + size.to_bytes(8) + data
+        head = bytes((FINAL_BINARY, masked | size))
+    elif size < 1 << 16:
+        head = bytes((FINAL_BINARY, masked | TWO_BYTES)) + size.to_bytes(2)
+    else:
+        head = bytes((FINAL_BINARY, masked | EIGHT_BYTES)) + size.to_bytes(8)
+    return head + mask + unmasked(data, mask) if mask else head + data
+
+
+def client_framed(data: bytes) -> bytes:
+    """A message of a client as one binary frame."""
+    return framed(data, os.urandom(MASK_BYTES))
 
 
 class DirectReader(asyncio.Protocol):

@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Protocol
 
-from .direct import framed
-
 Then = Callable[[], None]
 
 FRAME_HEAD_BYTES = 14  # Of a WebSocket's frame, at most.
@@ -44,6 +42,10 @@ class Buffer(Protocol):
         """Whether the connection is closed, or being closed."""
         ...
 
+    def write(self, data: bytes) -> None:
+        """Hand bytes to the kernel, or keep those that it does not take now."""
+        ...
+
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Senders wait from when it holds more than `high` bytes until it holds at most `low`."""
         ...
@@ -60,8 +62,7 @@ class Outbox:
         self._socket = socket
         self._buffer = buffer
         self._buffer_bytes = buffer_bytes
-        self.write: Callable[[bytes], None] | None = None
-        """Of the transport of a server's socket that is open: it sends what need not wait, below aiohttp."""
+        self._frame: Callable[[bytes], bytes] | None = None
         self._carried = False  # A queued message is being sent and may wait for room.
         self._waiting: deque[bytes | Then] = deque()
         self._wake = asyncio.Event()
@@ -76,8 +77,8 @@ class Outbox:
             self.waiting_bytes += len(data)
             self._wake.set()
             return
-        if self.write is not None and self._buffer is not None and not self._buffer.is_closing():
-            self.write(framed(data))
+        if self._frame is not None and self._buffer is not None and not self._buffer.is_closing():
+            self._buffer.write(self._frame(data))
             return
         sending = self._socket.send_bytes(data)
         try:
@@ -105,6 +106,10 @@ class Outbox:
             self._waiting.append(then)
         else:
             then()
+
+    def send_directly(self, frame: Callable[[bytes], bytes] | None) -> None:
+        """From now on, write what need not wait below aiohttp, as the frame that `frame` makes of it; or no longer."""
+        self._frame = frame
 
     def drop_waiting(self) -> None:
         """Drop the queued messages: a newer one replaces them."""

@@ -16,7 +16,7 @@ from aiohttp import ClientSession, ClientWebSocketResponse, WSMessage, WSMsgType
 
 from ..core import actions, events
 from ..core.messages import Ack, CrcMismatch, LagReport, Open, OpenAnswer, PositionReport
-from .direct import DirectReader
+from .direct import DirectReader, client_framed, framed
 from .hello import HELLO_TIMEOUT_S, LINK_FAILURES, Admit, HelloServer, PeerInfo, dial
 from .links import PeerReports, StreamProgress
 from .outbox import Outbox
@@ -159,6 +159,7 @@ class FollowerStream:
         if isinstance(transport, asyncio.Transport):
             self._direct = DirectReader(transport)  # The leader is silent between its hello and the answer to Open.
             self._direct.begin(partial(taken, self._take))
+            self._outbox.send_directly(client_framed)
         try:
             self._events.stream_connected(self.stream_id)
             await together(read_in_turns(socket, self._take_message), self._outbox.carry())
@@ -170,6 +171,8 @@ class FollowerStream:
         if self._direct is not None:
             self._direct.end()
             self._direct = None
+        if self._outbox is not None:
+            self._outbox.send_directly(None)
 
     def _take_message(self, message: WSMessage) -> None:
         if message.type is WSMsgType.BINARY:
@@ -254,12 +257,12 @@ class LeaderStream:
             raise ConnectionResetError("the follower is gone")
         direct = DirectReader(self._transport)  # The follower is silent until it has the answer to Open.
         direct.begin(partial(taken, self._take))
-        self._outbox.write = self._transport.write
+        self._outbox.send_directly(framed)
         try:
             self._events.stream_opened(self, opening)
             await together(self._read(), self._outbox.carry())
         finally:
-            self._outbox.write = None
+            self._outbox.send_directly(None)
             direct.end()
 
     async def _read(self) -> None:

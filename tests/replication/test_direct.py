@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from typing import Any, cast
+from collections.abc import Callable
+from typing import cast
 
 import pytest
 
@@ -62,10 +63,21 @@ class Transport:
         self.paused = False
 
 
+class Clock:
+    """A clock that goes on with each look, so that each message takes some time."""
+
+    def __init__(self, step_s: float) -> None:
+        self._now_s, self._step_s = 0.0, step_s
+
+    def __call__(self) -> float:
+        self._now_s += self._step_s
+        return self._now_s
+
+
 class Reading:
     """A direct reader, what it took, and what aiohttp got."""
 
-    def __init__(self, refuses: bytes = b"refused", clock: Any = lambda: 0.0) -> None:
+    def __init__(self, refuses: bytes = b"refused", clock: Callable[[], float] = lambda: 0.0) -> None:
         self.taken: list[bytes] = []
         self.transport = Transport()
         self.aiohttp = cast("Aiohttp", self.transport.protocol)
@@ -153,7 +165,7 @@ def test_a_message_whose_taking_ends_the_reading_is_the_last() -> None:
 
 
 async def test_after_some_time_the_loop_gets_a_turn_and_nothing_more_is_read_meanwhile() -> None:
-    reading = Reading(clock=lambda: len(reading.taken) * TURN_S / 5)
+    reading = Reading(clock=Clock(TURN_S / 5))
     reading.reader.begin(reading.take)
     sent = frame(BINARY, b"message")
     reading.reader.data_received(sent * 12)
@@ -167,7 +179,7 @@ async def test_after_some_time_the_loop_gets_a_turn_and_nothing_more_is_read_mea
 
 
 async def test_of_a_connection_that_is_lost_nothing_more_is_taken() -> None:
-    reading = Reading(clock=lambda: len(reading.taken) * TURN_S)
+    reading = Reading(clock=Clock(2 * TURN_S))
     reading.reader.begin(reading.take)
     reading.reader.data_received(frame(BINARY, b"message") * 3)
     reading.transport.closing = True
@@ -186,5 +198,6 @@ def test_before_it_begins_no_more_is_held_than_a_message_may_have() -> None:
 def test_a_message_is_framed_and_unmasked_as_the_standard_says(size: int) -> None:
     payload = random.Random(size).randbytes(size)
     assert framed(payload) == frame(BINARY, payload)
+    assert framed(payload, b"mask") == frame(BINARY, payload, b"mask")
     masked = frame(BINARY, payload, b"\x01\xff\x10\x80")
     assert unmasked(masked[len(masked) - size :], b"\x01\xff\x10\x80") == payload

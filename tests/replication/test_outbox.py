@@ -12,6 +12,7 @@ from aiohttp import ClientSession, ClientWebSocketResponse, web
 from aiohttp.test_utils import TestServer
 
 from quire.cluster.access.tls import Tls
+from quire.replication.net.direct import framed
 from quire.replication.net.outbox import FRAME_HEAD_BYTES, LOW_PART, Outbox, sent_bytes
 from tests.processes.locked import locked_files
 
@@ -248,13 +249,18 @@ class Holding:
     """A buffer that holds so many bytes."""
 
     def __init__(self, held: int) -> None:
-        self._held = held
+        self.held = held
+        self.closing = False
+        self.written = b""
 
     def get_write_buffer_size(self) -> int:
-        return self._held
+        return self.held
 
     def is_closing(self) -> bool:
-        return False
+        return self.closing
+
+    def write(self, data: bytes) -> None:
+        self.written += data
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         assert (high, low) == (BUFFER_BYTES, BUFFER_BYTES // LOW_PART)
@@ -303,6 +309,32 @@ async def test_a_message_sent_while_a_queued_one_waits_for_room_comes_after_it()
             await socket.give_room()
 
         assert socket.taken == [b"first", b"queued", b"last"]
+
+
+async def test_frames_are_written_directly_while_the_buffer_has_room_and_the_socket_is_open() -> None:
+    async with narrow() as (socket, outbox):
+        buffer = socket.buffer
+        buffer.held = 0
+        outbox.send_directly(framed)
+        outbox.send(b"direct")
+        buffer.held = BUFFER_BYTES
+        outbox.send(b"queued")
+        buffer.held = 0
+        outbox.send(b"after it")
+        for _ in range(2):
+            await socket.give_room()
+        outbox.send(b"direct again")
+        assert buffer.written == framed(b"direct") + framed(b"direct again")
+        assert socket.taken == [b"queued", b"after it"]
+
+        buffer.closing = True
+        with pytest.raises(RuntimeError, match="a message of 4 bytes waits"):  # It is the socket's to refuse it.
+            outbox.send(b"lost")
+        buffer.closing = False
+        outbox.send_directly(None)
+        with pytest.raises(RuntimeError, match="a message of 5 bytes waits"):
+            outbox.send(b"by it")
+        assert buffer.written == framed(b"direct") + framed(b"direct again")
 
 
 async def test_nothing_is_said_to_be_taken_while_a_queued_message_waits_for_room() -> None:

@@ -29,7 +29,7 @@ from aiohttp import WSMsgType, web
 from quire.log import pack
 from quire.log.packing import array_head
 from quire.replication import Write
-from quire.replication.net.direct import DirectReader
+from quire.replication.net.direct import DirectReader, framed
 from quire.replication.net.outbox import Outbox
 
 from ...config.serve import ServeConfig
@@ -145,8 +145,8 @@ class CommandStream:
 
     async def run(self, is_over: Callable[[], bool], direct: DirectReader | None) -> None:
         """Serve until either side closes it or `is_over`."""
-        if direct is not None and self._request.transport is not None:
-            self._outbox.write = self._request.transport.write
+        if direct is not None:
+            self._outbox.send_directly(framed)
             direct.begin(self._take_directly)
         carrier = asyncio.create_task(self._outbox.carry(), name=f"stream of session {self._session}")
         reader = asyncio.create_task(self._read(), name=f"reader of session {self._session}")
@@ -158,7 +158,7 @@ class CommandStream:
                 patience = self._config.request_timeout_ms / 1000
                 await asyncio.wait((carrier, ended), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._outbox.write = None
+            self._outbox.send_directly(None)
             if direct is not None:
                 direct.end()
             for task in tasks:
