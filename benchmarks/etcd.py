@@ -1,10 +1,11 @@
-"""Three etcd members under load from clients of the JSON gateway, for `benchmarks.failover`."""
+"""Members of etcd; and three of them under load from clients of the JSON gateway, for `benchmarks.failover`."""
 
 import asyncio
 import base64
 import itertools
 import random
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,19 @@ DEADLINE_S = 60.0
 STOP_S = 10.0
 BETWEEN_PUTS = 100
 VALUE = base64.b64encode(bytes(16)).decode()
+
+
+def member_command(
+    program: Path, folder: Path, member: str, peers: Mapping[str, str], clients: Mapping[str, str]
+) -> list[str]:
+    """The command line of a member with default settings; `peers` and `clients` are its and the others' URLs."""
+    return [
+        str(program),
+        *("--name", member, "--data-dir", str(folder / member)),
+        *("--listen-peer-urls", peers[member], "--initial-advertise-peer-urls", peers[member]),
+        *("--listen-client-urls", clients[member], "--advertise-client-urls", clients[member]),
+        *("--initial-cluster", ",".join(f"{other}={url}" for other, url in peers.items())),
+    ]
 
 
 class Etcd:
@@ -84,15 +98,9 @@ class Etcd:
                 await asyncio.sleep(PAUSE_S)
 
     async def _start(self, member: str) -> None:
-        peers = ",".join(f"{other}=http://127.0.0.1:{port}" for other, port in self._peers.items())
-        peer, client = f"http://127.0.0.1:{self._peers[member]}", f"http://127.0.0.1:{self._ports[member]}"
         with (self._folder / f"{member}.log").open("ab") as output:
             self._processes[member] = await asyncio.create_subprocess_exec(
-                str(self._program),
-                *("--name", member, "--data-dir", str(self._folder / member)),
-                *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
-                *("--listen-client-urls", client, "--advertise-client-urls", client),
-                *("--initial-cluster", peers),
+                *member_command(self._program, self._folder, member, _urls(self._peers), _urls(self._ports)),
                 stdout=output,
                 stderr=output,
             )
@@ -143,3 +151,7 @@ class Etcd:
                 self._awaited.append((left, above_epoch, future))
             elif not future.done():
                 future.set_result(time.monotonic())
+
+
+def _urls(ports: Mapping[str, int]) -> dict[str, str]:
+    return {member: f"http://127.0.0.1:{port}" for member, port in ports.items()}

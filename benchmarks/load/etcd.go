@@ -48,10 +48,10 @@ func etcdLeader(servers map[string]string) (string, error) {
 		if err != nil {
 			return "", err
 		}
+		defer client.Close()
 		ctx, cancel := context.WithTimeout(context.Background(), timeout)
+		defer cancel()
 		status, err := client.Status(ctx, address)
-		cancel()
-		_ = client.Close()
 		if err != nil {
 			return "", err
 		}

@@ -78,6 +78,10 @@ func call(response *http.Response, err error) func(document any) error {
 			return err
 		}
 		defer response.Body.Close()
+		if response.StatusCode >= 300 {
+			problem, _ := io.ReadAll(response.Body)
+			return fmt.Errorf("%s: %s", response.Status, problem)
+		}
 		return json.NewDecoder(response.Body).Decode(document)
 	}
 }
@@ -95,7 +99,7 @@ func packPut(key string, value []byte) []byte {
 
 func (c *quireClient) open(address string) error {
 	var opened struct {
-		Session any `json:"session"`
+		Session int64 `json:"session"`
 	}
 	reply, err := http.Post("http://"+address+"/sessions", "application/json", strings.NewReader("{}"))
 	if err := call(reply, err)(&opened); err != nil {
@@ -104,7 +108,7 @@ func (c *quireClient) open(address string) error {
 	if c.connection, err = net.Dial("tcp", address); err != nil {
 		return err
 	}
-	fmt.Fprintf(c.connection, "GET /commands/stream?session=%v HTTP/1.1\r\nHost: %s\r\nUpgrade: websocket\r\n"+
+	fmt.Fprintf(c.connection, "GET /commands/stream?session=%d HTTP/1.1\r\nHost: %s\r\nUpgrade: websocket\r\n"+
 		"Connection: Upgrade\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n",
 		opened.Session, address)
 	reader := bufio.NewReaderSize(c.connection, 64<<10)
@@ -148,7 +152,8 @@ func (c *quireClient) flush() error {
 
 // message is the frame of the next [sequence, commands].
 func (c *quireClient) message(count int) []byte {
-	size := 1 + 9 + 3
+	head := appendArray(appendUint([]byte{0x92}, c.sequence), count)
+	size := len(head)
 	for at := range count {
 		size += len(c.commands[(c.sequence+at)%len(c.commands)])
 	}
@@ -161,15 +166,36 @@ func (c *quireClient) message(count int) []byte {
 	default:
 		frame = binary.BigEndian.AppendUint64(append(frame, masked|eightBytes), uint64(size))
 	}
-	frame = append(frame, 0, 0, 0, 0)
-	frame = binary.BigEndian.AppendUint64(append(frame, 0x92, 0xcf), uint64(c.sequence))
-	frame = binary.BigEndian.AppendUint16(append(frame, 0xdc), uint16(count))
+	frame = append(append(frame, 0, 0, 0, 0), head...)
 	for at := range count {
 		frame = append(frame, c.commands[(c.sequence+at)%len(c.commands)]...)
 	}
 	c.sequence += count
 	c.frame = frame
 	return frame
+}
+
+// appendUint packs a number, and appendArray the head of an array, in the shortest form, which quire demands.
+func appendUint(packed []byte, number int) []byte {
+	switch {
+	case number < 1<<7:
+		return append(packed, byte(number))
+	case number < 1<<8:
+		return append(packed, 0xcc, byte(number))
+	case number < 1<<16:
+		return binary.BigEndian.AppendUint16(append(packed, 0xcd), uint16(number))
+	case number < 1<<32:
+		return binary.BigEndian.AppendUint32(append(packed, 0xce), uint32(number))
+	default:
+		return binary.BigEndian.AppendUint64(append(packed, 0xcf), uint64(number))
+	}
+}
+
+func appendArray(packed []byte, count int) []byte {
+	if count < 16 {
+		return append(packed, 0x90|byte(count))
+	}
+	return binary.BigEndian.AppendUint16(append(packed, 0xdc), uint16(count))
 }
 
 // read takes the answers, [sequence, index, epoch, results, refused]: of commands that were executed, the last is empty.
