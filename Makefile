@@ -2,7 +2,7 @@
 # servers in .cache and a Java for Spark. Install only Python 3.11 or newer, make and git beforehand.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compose-demo check test test-all test-rest tidy soak soak-log soak-processes soak-retriers soak-lasting soak-overload soak-hostile soak-hellos soak-messages soak-pipeline soak-faults soak-members soak-histories lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment go-tools java
+.PHONY: help demo compose-demo check test test-all test-rest tidy soak soak-log soak-processes soak-retriers soak-lasting soak-overload soak-hostile soak-hellos soak-messages soak-pipeline soak-faults soak-members soak-histories bench bench-commits lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment go-tools java
 
 BIN := .venv/bin
 
@@ -81,6 +81,14 @@ soak-members: dev-environment
 soak-histories: dev-environment
 	$(BIN)/python -m quire.cluster.simulator --stranger --seeds 0:5000 --jobs $(or $(JOBS),2)
 	$(BIN)/python -m quire.cluster.simulator --soak $(or $(FROM),1000000) --jobs $(or $(JOBS),2)
+
+bench: dev-environment java ## compare with etcd, NATS and Kafka: an hour; BENCH=quick takes ten minutes (ARGS=...: more flags)
+	@tests/setup/go_tools.sh etcd nats-server load
+	@tests/setup/kafka.sh
+	$(BIN)/python -m benchmarks.compare $(if $(filter quick,$(BENCH)),--quick) $(ARGS)
+
+bench-commits: dev-environment ## compare the checkout with a commit: OLD=commit (LOAD=alone,64,500,batch,idle SLICES=12)
+	$(BIN)/python -m benchmarks.commits $(OLD) $(if $(LOAD),--load $(LOAD)) $(if $(SLICES),--slices $(SLICES))
 
 lint: lint-ruff lint-format lint-mypy lint-pyright ## run ruff, mypy and pyright
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -119,15 +119,15 @@ class Cluster:
             rate, count = await _submit_for(client, self.seconds, self.spent.watch)
         return Figure(name, goal, rate, None, None, self.spent.us_for(count))
 
-    async def one_at_a_time(self, name: str, goal: str) -> Figure:
+    async def one_at_a_time(self, name: str, goal: str, command: Sequence[object] = ("add", 1)) -> Figure:
         """The Python client: one caller awaits each answer."""
         waits: list[float] = []
         async with connect(self._servers) as client:
-            await client.apply(["add", 1])
+            await client.apply(command)
             self.spent.watch()
             began = now = time.perf_counter()
             while now < began + self.seconds:
-                await client.apply(["add", 1])
+                await client.apply(command)
                 waits.append(time.perf_counter() - now)
                 now += waits[-1]
             self.spent.watch()

@@ -3,10 +3,10 @@
     make bench [BENCH=quick]
     python -m benchmarks.compare [--quick] [--systems quire,etcd] [--rows TEXT ...] [--json]
 
-All systems run at the same time, on the same disk, and one of them is under load at a time; what the idle ones take is on
-the page. One load generator, benchmarks/load, drives all of them. Compare only within one run: a machine's speed changes.
-Of the machine `kv` and of etcd, a value is a put to one of 1,000 keys; of NATS, a message of a stream; of Kafka, a
-record of a topic with one partition.
+All systems run at the same time, on the same disk, and one at a time is under load; the page says what the others take
+meanwhile. One load generator, benchmarks/load, drives all of them. Compare only within one run: a machine's speed
+changes. In quire's machine `kv` and in etcd, a value is a put to one of 1,000 keys; in NATS, a message of a stream; in
+Kafka, a record of a topic with one partition.
 """
 
 import argparse
@@ -25,12 +25,13 @@ from rich.console import Console
 from ..write_path import Cluster, Figure
 from .report import Result, page
 from .slices import QUICK_ROWS, ROWS, Row, idle_percent, take_turns
-from .systems import Etcd, Nats, Quire, System, SystemFailed
+from .systems import Etcd, Kafka, Nats, Quire, System, SystemFailed
 
 CACHE = Path(".cache")
 LOAD = CACHE / "bin/load"
 SETTLE_S = 3.0
 IDLE_S = 5.0
+PYTHON_S = 3.0
 
 
 class Pace(NamedTuple):
@@ -41,14 +42,73 @@ class Pace(NamedTuple):
     seconds: float
 
 
-QUICK = Pace(QUICK_ROWS, 5, 1.0)
+QUICK = Pace(QUICK_ROWS, 4, 1.0)
 FULL = Pace(ROWS, 10, 2.0)
+
+
+PROGRAMS = ((Etcd, "bin/etcd"), (Nats, "bin/nats-server"), (Kafka, "kafka"))
+NAMES = [Quire.name, *(kind.name for kind, _ in PROGRAMS)]
 
 
 def _systems(folder: Path, names: Sequence[str]) -> Iterator[System]:
     """The systems of these names whose programs are there, each with a folder."""
-    for kind, program in ((Quire, None), (Etcd, "etcd"), (Nats, "nats-server")):
-        own = folder / kind.name
+    for name in names:
+        (folder / name).mkdir()
+    if Quire.name in names:
+        yield Quire(folder / Quire.name)
+    for kind, program in PROGRAMS:
         if kind.name in names:
-            own.mkdir()
-            yield Quire(own) if program is None else kind(CACHE.absolute() / "bin" / program, own)
+            yield kind(CACHE.absolute() / program, folder / kind.name)
+
+
+async def compare(folder: Path, names: Sequence[str], pace: Pace, told: Console) -> tuple[str, list[Result]]:
+    """The page, and the results that are in its table. The nodes' data is below `folder`."""
+    systems = list(_systems(folder, names))
+    async with AsyncExitStack() as stack:
+        for system in systems:
+            stack.push_async_callback(system.stop)
+            await system.start()
+        await asyncio.sleep(SETTLE_S)
+        shares = await asyncio.gather(*(idle_percent(system, IDLE_S) for system in systems))
+        idle = {system.name: share for system, share in zip(systems, shares, strict=True)}
+        results: list[Result] = []
+        for number, row in enumerate(pace.rows, 1):
+            taken = await take_turns(LOAD, row, systems, pace.slices, pace.seconds)
+            results.append(Result(row, taken))
+            told.print(f"{number} of {len(pace.rows)}: {row.name}", highlight=False)
+        alone = [await _python_client(system) for system in systems if isinstance(system, Quire)]
+        return page(systems, idle, results, alone, folder), results
+
+
+async def _python_client(quire: Quire) -> Figure:
+    """What a program in Python gets that awaits each answer, to be read beside the rows of one client."""
+    cluster = Cluster(quire.nodes, await quire.leader(), PYTHON_S)
+    return await cluster.one_at_a_time("1 client, 16 B", "", ["put", "key", bytes(16)])
+
+
+def main() -> None:
+    """Compare, and print the page."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer rows and slices, in less than ten minutes")
+    parser.add_argument("--systems", default=",".join(NAMES), help="some of %(default)s")
+    parser.add_argument("--rows", nargs="+", default=[""], metavar="TEXT", help="only rows whose name has such a text")
+    parser.add_argument("--json", action="store_true", help="print the slices as JSON")
+    arguments = parser.parse_args()
+    pace = QUICK if arguments.quick else FULL
+    rows = [row for row in pace.rows if any(text in row.name for text in arguments.rows)]
+    told = Console(stderr=True)
+    names = arguments.systems.split(",")
+    missing = [kind.name for kind, program in PROGRAMS if kind.name in names and not (CACHE / program).exists()]
+    if missing:
+        told.print(f"Not there, so left out: {', '.join(missing)}. Run make bench, which gets them.")
+    with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+        here = [name for name in names if name not in missing]
+        try:
+            text, results = uvloop.run(compare(Path(folder).absolute(), here, pace._replace(rows=rows), told))
+        except SystemFailed as error:
+            sys.exit(str(error))
+    print(json.dumps([result.document() for result in results], indent=2) if arguments.json else text)
+
+
+if __name__ == "__main__":
+    main()

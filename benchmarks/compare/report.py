@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -11,13 +12,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from ..write_path import Figure
 from .slices import Row, Slice
 from .systems import System
 
 HEAD = """\
 | work | system | values/s | least - most | p50 ms | p99 ms | nodes us | load us | quire is |
 |---|---|---:|---:|---:|---:|---:|---:|---:|"""
-BUILD_FLAGS = ("--enable-optimizations", "--with-lto")
+OPTIMIZATIONS = ("--enable-optimizations", "--with-lto")
 
 
 class Result(NamedTuple):
@@ -26,17 +28,33 @@ class Result(NamedTuple):
     row: Row
     taken: Mapping[str, Sequence[Slice] | str]
 
-    def ratio(self, system: str) -> float | None:
-        """The median of the slices' ratios of rates: quire's to the system's. None if either has none."""
+    def document(self) -> dict[str, object]:
+        """The result as JSON takes it."""
+        slices = {
+            name: taken if isinstance(taken, str) else [figures._asdict() for figures in taken]
+            for name, taken in self.taken.items()
+        }
+        return {"row": self.row.name, "slices": slices}
+
+    def ratio(self, system: str, field: str) -> float | None:
+        """The median of the slices' ratios, quire's figure to the system's. None if either has no slices."""
         ours, theirs = self.taken.get("quire", "not measured"), self.taken[system]
         if isinstance(ours, str) or isinstance(theirs, str):
             return None
-        return statistics.median(a.rate / b.rate for a, b in zip(ours, theirs, strict=True) if b.rate)
+        pairs = [(getattr(a, field), getattr(b, field)) for a, b in zip(ours, theirs, strict=True)]
+        return statistics.median(a / b for a, b in pairs if b)
 
 
-def page(systems: Sequence[System], idle: Mapping[str, float], results: Sequence[Result], folder: Path) -> str:
-    """The whole page."""
-    return "\n".join([*_facts(systems, idle, folder), "", HEAD, *_lines(results), "", *_sums(systems, results)])
+def page(
+    systems: Sequence[System],
+    idle: Mapping[str, float],
+    results: Sequence[Result],
+    python: Sequence[Figure],
+    folder: Path,
+) -> str:
+    """The whole page. `python` has the figures of quire's Python client."""
+    table = [*_lines(results), *map(_python_line, python)]
+    return "\n".join([*_facts(systems, idle, folder), "", HEAD, *table, "", *_sums(systems, results)])
 
 
 def _facts(systems: Sequence[System], idle: Mapping[str, float], folder: Path) -> Iterator[str]:
@@ -56,10 +74,12 @@ def _machine(folder: Path) -> str:
 
 def _interpreter() -> str:
     """Which Python the nodes run, and whether it was built with optimizations."""
-    arguments = str(sysconfig.get_config_var("CONFIG_ARGS") or "")
-    flags = "; ".join(f"{'with' if flag in arguments else 'without'} `{flag}`" for flag in BUILD_FLAGS)
-    version = f"{sys.implementation.name} {platform.python_version()}"
-    return f"{version}, {platform.python_compiler()}, built {flags} (its `CONFIG_ARGS`: `{arguments or 'none'}`)"
+    arguments = shlex.split(str(sysconfig.get_config_var("CONFIG_ARGS") or ""))
+    missing = " or ".join(f"`{flag}`" for flag in OPTIMIZATIONS if flag not in arguments)
+    options = " ".join(argument for argument in arguments if argument.startswith(("--enable", "--with")))
+    built = f"`{options}`" if options else "no options"
+    version = f"{sys.implementation.name} {platform.python_version()}, {platform.python_compiler()}"
+    return f"{version}, configured with {built}{f', without {missing}' if missing else ''}"
 
 
 def _lines(results: Sequence[Result]) -> Iterator[str]:
@@ -77,18 +97,34 @@ def _lines(results: Sequence[Result]) -> Iterator[str]:
             )
 
 
+def _python_line(figure: Figure) -> str:
+    nodes_us = sum(us for name, us in figure.cpu_us.items() if name != "load")
+    waits = f"{figure.median_ms or 0:,.2f} | {figure.p99_ms or 0:,.2f}"
+    spent = f"{nodes_us:,.1f} | {figure.cpu_us['load']:,.1f}"
+    return f"| {figure.name} | quire, its Python client | {figure.rate:,.0f} | | {waits} | {spent} | |"
+
+
 def _verdict(result: Result, name: str) -> str:
-    ratio = None if name == "quire" else result.ratio(name)
+    ratio = None if name == "quire" else result.ratio(name, "rate")
     return "" if ratio is None else f"{ratio:.2f} x"
 
 
 def _sums(systems: Sequence[System], results: Sequence[Result]) -> Iterator[str]:
-    """A sentence for each other system, which names the rows where quire is slower."""
+    """A sentence for each other system, which names the rows where quire is worse."""
     for system in systems:
-        ratios = {result.row.name: result.ratio(system.name) for result in results if system.name in result.taken}
-        found = {name: ratio for name, ratio in ratios.items() if ratio is not None}
-        if system.name == "quire" or not found:
+        if system.name == "quire":
             continue
-        slower = [f"{name} ({ratio:.2f} x)" for name, ratio in found.items() if ratio < 1]
-        yield f"Slower than {system.name} in {len(slower)} of {len(found)} rows{': ' if slower else ''}{'; '.join(slower)}."
-        yield ""
+        rates, waits = (_ratios(system.name, results, field) for field in ("rate", "p99_ms"))
+        slower = [f"{name} ({ratio:.2f} x)" for name, ratio in rates.items() if ratio < 1]
+        longer = [f"{name} ({ratio:.2f} x)" for name, ratio in waits.items() if ratio > 1]
+        yield f"- Against {system.name}, quire's rate is lower in {len(slower)} of {len(rates)} rows{_named(slower)}."
+        yield f"  Its p99 is longer in {len(longer)} of {len(waits)} rows{_named(longer)}."
+
+
+def _ratios(system: str, results: Sequence[Result], field: str) -> dict[str, float]:
+    ratios = {result.row.name: result.ratio(system, field) for result in results}
+    return {name: ratio for name, ratio in ratios.items() if ratio is not None}
+
+
+def _named(rows: Sequence[str]) -> str:
+    return f": {'; '.join(rows)}" if rows else ""

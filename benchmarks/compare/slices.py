@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -137,7 +138,10 @@ class Load:
 async def take_turns(
     program: Path, row: Row, systems: Sequence[System], slices: int, seconds: float
 ) -> dict[str, list[Slice] | str]:
-    """Each system's slices of a row, or the words with which its load failed. The order rotates from turn to turn."""
+    """Each system's slices of a row, or the words with which its load failed.
+
+    The order rotates from turn to turn. The first turn is not counted: a JVM compiles what is new to it.
+    """
     loads: dict[str, Load] = {}
     taken: dict[str, list[Slice] | str] = {}
     try:
@@ -147,19 +151,21 @@ async def take_turns(
                 taken[system.name] = []
             except (LoadFailed, TimeoutError) as error:
                 taken[system.name] = f"no connection: {error}"
-        for number in range(slices):
-            for name in (*list(loads)[number % len(systems) :], *list(loads)[: number % len(systems)]):
+        for number in range(slices + 1):
+            order = deque(loads)
+            order.rotate(-number)
+            for name in order:
                 figures = taken[name]
                 if isinstance(figures, str):
                     continue
                 try:
                     figures.append(await loads[name].slice(seconds))
                 except (LoadFailed, TimeoutError) as error:
-                    taken[name] = f"{error or 'no answer'}"
+                    taken[name] = str(error) or "no answer"
     finally:
         for load in loads.values():
             await load.close()
-    return taken
+    return {name: figures if isinstance(figures, str) else figures[1:] for name, figures in taken.items()}
 
 
 async def idle_percent(system: System, seconds: float) -> float:

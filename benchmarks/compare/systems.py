@@ -1,4 +1,4 @@
-"""Three durable nodes of quire, etcd or NATS on this machine, with their documented settings.
+"""Three durable nodes of quire, etcd, NATS or Kafka on this machine, with their documented settings.
 
 Each system keeps its data below a folder of its own. Nodes are asked to end at `stop`, and killed if they do not.
 """
@@ -32,7 +32,20 @@ jetstream {{ store_dir: "{folder}", sync_interval: always }}
 cluster {{ name: load, listen: "{peer}", routes: [{routes}] }}
 """
 
-Commands = Mapping[str, Sequence[str]]
+KAFKA_JAVA = "-Xmx1G -Xms1G -server -XX:+UseG1GC -XX:MaxGCPauseMillis=20 -XX:InitiatingHeapOccupancyPercent=35"
+"""As Kafka's own scripts start a server."""
+KAFKA_CLUSTER = "AAAAAAAAAAAAAAAAAAAAAQ"
+KAFKA_CONFIG = """\
+process.roles=broker,controller
+node.id={number}
+controller.quorum.voters={voters}
+controller.listener.names=CONTROLLER
+listeners=PLAINTEXT://{address},CONTROLLER://{peer}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+log.dirs={folder}
+min.insync.replicas=2
+log.flush.interval.messages=1
+"""
 
 
 class SystemFailed(Exception):
@@ -40,11 +53,22 @@ class SystemFailed(Exception):
 
 
 class System(Protocol):
-    """Three nodes. `servers` are the addresses for clients, by node."""
+    """Three nodes."""
 
-    name: str
-    settings: str
-    servers: Mapping[str, str]
+    @property
+    def name(self) -> str:
+        """What the load generator calls it."""
+        ...
+
+    @property
+    def settings(self) -> str:
+        """The settings that matter here, as Markdown."""
+        ...
+
+    @property
+    def servers(self) -> Mapping[str, str]:
+        """The addresses for clients, by node."""
+        ...
 
     @property
     def process_ids(self) -> Mapping[str, int]:
@@ -169,7 +193,7 @@ class Etcd(Processes):
     settings = f"`{' '.join(ETCD_FLAGS)}`; fdatasync before a member acknowledges (default)"
 
     def version(self) -> str:
-        return _said(self.program, "--version").partition("\n")[0].rpartition(" ")[2]
+        return _said(str(self.program), "--version").partition("\n")[0].rpartition(" ")[2]
 
     def command(self, node: str) -> Sequence[str]:
         urls = [{node: f"http://{address}" for node, address in side.items()} for side in (self.peers, self.servers)]
@@ -183,7 +207,7 @@ class Nats(Processes):
     settings = "JetStream, file storage, 3 replicas; `sync_interval: always` (by default it syncs every two minutes)"
 
     def version(self) -> str:
-        return _said(self.program, "--version").strip().rpartition(" v")[2]
+        return _said(str(self.program), "--version").strip().rpartition(" v")[2]
 
     def command(self, node: str) -> Sequence[str]:
         routes = ", ".join(f'"nats://{peer}"' for peer in self.peers.values())
@@ -200,8 +224,36 @@ class Nats(Processes):
         return [str(self.program), "--config", str(config)]
 
 
-def _said(program: Path, *arguments: str) -> str:
-    return subprocess.run([program, *arguments], capture_output=True, text=True, check=True).stdout
+class Kafka(Processes):
+    """Servers in KRaft mode, each a broker and a controller, that sync each append. `program` is the folder of jars."""
+
+    name = "Kafka"
+    settings = (
+        "3 combined nodes, 1 partition of 3 replicas, `min.insync.replicas=2`, producers with `acks=all`, no linger;"
+        " `log.flush.interval.messages=1` (by default it does not sync)"
+    )
+
+    def version(self) -> str:
+        return next(self.program.glob("kafka_*.jar")).stem.rpartition("-")[2]
+
+    def command(self, node: str) -> Sequence[str]:
+        config = self.folder / f"{node}.properties"
+        config.write_text(
+            KAFKA_CONFIG.format(
+                number=NODE_IDS.index(node) + 1,
+                voters=",".join(f"{number}@{peer}" for number, peer in enumerate(self.peers.values(), 1)),
+                address=self.servers[node],
+                peer=self.peers[node],
+                folder=self.folder / node,
+            )
+        )
+        java = ["java", "-cp", f"{self.program}/*"]
+        _said(*java, "kafka.tools.StorageTool", "format", "--cluster-id", KAFKA_CLUSTER, "--config", str(config))
+        return [*java, *KAFKA_JAVA.split(), "kafka.Kafka", str(config)]
+
+
+def _said(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def _free_ports(count: int) -> list[int]:

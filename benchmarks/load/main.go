@@ -79,6 +79,7 @@ func main() {
 	if err != nil {
 		fail(err)
 	}
+	putOnce(connected)
 	fmt.Println("ready")
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
 		line, err := json.Marshal(runSlice(connected, work, *warm, *length))
@@ -96,6 +97,19 @@ func parseServers(named string) map[string]string {
 		servers[name] = address
 	}
 	return servers
+}
+
+// putOnce lets each client do what it puts off until its first request.
+func putOnce(clients []Client) {
+	var running sync.WaitGroup
+	for _, client := range clients {
+		running.Go(func() {
+			if err := client.Put(); err != nil {
+				fail(err)
+			}
+		})
+	}
+	running.Wait()
 }
 
 // runSlice loads the system for the warm-up and the slice, and counts what was answered within the slice.
