@@ -23,7 +23,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.streaming.query import StreamingQuery
 
-from benchmarks.spent import TICKS
 from quire.log import FileDirectory, Log, LogOptions, walk_frames
 from quire.log.options import STORE_HEADER_BYTES
 from quire.log.payload import stored_records
@@ -42,6 +41,7 @@ SEGMENTS = 10_000
 TICK_S = 0.02
 DEADLINE_S = 600.0
 CLUSTER = b"benchmark-spark!"
+TICKS = os.sysconf("SC_CLK_TCK")
 PARENT, TIMES = 1, slice(11, 15)
 """Fields of /proc/PID/stat after the name: user and system time, of the process and of its exited children."""
 

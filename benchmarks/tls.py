@@ -10,7 +10,6 @@ run.
 import argparse
 import asyncio
 import json
-import statistics
 import tempfile
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -18,9 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import uvloop
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from quire.cluster.access.certificates import make_ca, make_node
 from quire.cluster.access.client_credentials import ClientCredentials
@@ -29,22 +26,20 @@ from quire.cluster.access.tokens import add_token
 from quire.cluster.client import connect
 from quire.cluster.demo.nodes import NODE_IDS, DemoNodes
 
-from .write_path import Cluster, Figure
+from .paired import LOADS, Pair, alternate, table
+from .write_path import Cluster
 
 READY_TIMEOUT_S = 60.0
-LOADS = {"alone": (1, 1, 1), "64": (64, 1, 1), "500": (500, 1, 1), "batch": (8, 100, 16)}
-"""The callers, the commands of each message, and each caller's messages in flight."""
-NAMES = {"alone": "one client alone", "64": "64 clients", "500": "500 clients", "batch": "batches of 100, 8 streams"}
 
 
-class Pair(NamedTuple):
-    """A figure of both sides, and the median of TLS / plain."""
+class Loaded(NamedTuple):
+    """A cluster, as a side of the comparison."""
 
-    load: str
-    what: str
-    plain: float
-    tls: float
-    ratio: float
+    cluster: Cluster
+
+    async def measure(self, load: str) -> dict[str, float]:
+        figure = await self.cluster.streams(load, "", *LOADS[load])
+        return {"commands/s": figure.rate, "leader us": figure.cpu_us["leader"], "follower us": figure.follower_us}
 
 
 async def compare(
@@ -52,14 +47,8 @@ async def compare(
 ) -> list[Pair]:
     """The figures of each load: commands per second, and processor microseconds per command."""
     async with running(plain_folder, None, seconds) as plain, running(tls_folder, "benchmark", seconds) as tls:
-        pairs: list[Pair] = []
-        for load in loads:
-            taken: dict[Cluster, list[Figure]] = {plain: [], tls: []}
-            for number in range(slices):
-                for side in (plain, tls) if number % 2 == 0 else (tls, plain):
-                    taken[side].append(await side.streams(load, "", *LOADS[load]))
-            pairs += _pairs(load, taken[plain], taken[tls])
-        return pairs
+        pairs = [await alternate(Loaded(plain), Loaded(tls), load, slices) for load in loads]
+    return [pair for of_load in pairs for pair in of_load]
 
 
 @asynccontextmanager
@@ -95,35 +84,6 @@ def _locked(folder: Path, cluster: str) -> tuple[str, Path, dict[str, list[str]]
     return token, ca, flags
 
 
-def _pairs(load: str, plain: Sequence[Figure], tls: Sequence[Figure]) -> list[Pair]:
-    sides = [[_row(figure) for figure in side] for side in (plain, tls)]
-    pairs: list[Pair] = []
-    for what in ("commands/s", "leader us", "follower us"):
-        left, right = ([row[what] for row in side] for side in sides)
-        ratios = [b / a for a, b in zip(left, right, strict=True) if a]
-        medians = (statistics.median(values or [0.0]) for values in (left, right, ratios))
-        pairs.append(Pair(NAMES[load], what, *medians))
-    return pairs
-
-
-def _row(figure: Figure) -> dict[str, float]:
-    followers = [us for name, us in figure.cpu_us.items() if name not in ("leader", "load")]
-    return {
-        "commands/s": figure.rate,
-        "leader us": figure.cpu_us["leader"],
-        "follower us": sum(followers) / len(followers),
-    }
-
-
-def _table(pairs: Sequence[Pair]) -> Table:
-    table = Table("", "", "plain", "TLS and tokens", "TLS / plain", box=SIMPLE_HEAD)
-    for column in table.columns[2:]:
-        column.justify = "right"
-    for pair in pairs:
-        table.add_row(pair.load, pair.what, f"{pair.plain:,.2f}", f"{pair.tls:,.2f}", f"{pair.ratio:.2f}")
-    return table
-
-
 def main() -> None:
     """Compare, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -138,7 +98,7 @@ def main() -> None:
     if arguments.json:
         print(json.dumps([pair._asdict() for pair in pairs], indent=2))
     else:
-        Console().print(_table(pairs))
+        Console().print(table(pairs, "plain", "TLS and tokens"))
 
 
 if __name__ == "__main__":

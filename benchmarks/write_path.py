@@ -15,9 +15,9 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import aiohttp
 import uvloop
@@ -63,6 +63,26 @@ class Figure(NamedTuple):
     p99_ms: float | None
     cpu_us: dict[str, float]
 
+    @property
+    def follower_us(self) -> float:
+        """The mean of the followers' processor time."""
+        followers = [us for name, us in self.cpu_us.items() if name not in ("leader", "load")]
+        return sum(followers) / len(followers) if followers else 0.0
+
+
+class Nodes(Protocol):
+    """Three running nodes: `DemoNodes`, or others."""
+
+    @property
+    def addresses(self) -> Mapping[str, str]:
+        """The addresses, by node id."""
+        ...
+
+    @property
+    def process_ids(self) -> Mapping[str, int]:
+        """The process ids, by node id."""
+        ...
+
 
 class Batches:
     """The messages of a session, with a number of commands each."""
@@ -91,11 +111,11 @@ class Cluster:
     `shown` is what the callers of `streams` show; the other measurements are of nodes that speak plain HTTP.
     """
 
-    def __init__(self, nodes: DemoNodes, leader_id: str, seconds: float, shown: Shown = PLAIN) -> None:
+    def __init__(self, nodes: Nodes, leader_id: str, seconds: float, shown: Shown = PLAIN) -> None:
         self.address = nodes.addresses[leader_id]
         self.seconds = seconds
         self.spent = Spent({("leader" if node == leader_id else node): pid for node, pid in nodes.process_ids.items()})
-        self._servers = nodes.servers
+        self._servers = ",".join(nodes.addresses.values())
         self._shown = shown
 
     async def streams(self, name: str, goal: str, callers: int, commands: int, depth: int) -> Figure:
@@ -264,14 +284,13 @@ def _table(figures: list[Figure]) -> Table:
     for column in table.columns[1:]:
         column.justify = "right"
     for figure in figures:
-        followers = [us for name, us in figure.cpu_us.items() if name not in ("leader", "load")]
         table.add_row(
             figure.name,
             f"{figure.rate:,.0f}",
             figure.goal,
             *(f"{ms:.2f}" if ms is not None else "" for ms in (figure.median_ms, figure.p99_ms)),
             f"{figure.cpu_us['leader']:.2f}",
-            f"{sum(followers) / len(followers):.2f}" if followers else "",
+            f"{figure.follower_us:.2f}",
             f"{figure.cpu_us['load']:.2f}",
         )
     return table

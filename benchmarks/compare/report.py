@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -36,12 +36,12 @@ class Result(NamedTuple):
         }
         return {"row": self.row.name, "slices": slices}
 
-    def ratio(self, system: str, field: str) -> float | None:
+    def ratio(self, system: str, figure: Callable[[Slice], float]) -> float | None:
         """The median of the slices' ratios, quire's figure to the system's. None if either has no slices."""
         ours, theirs = self.taken.get("quire", "not measured"), self.taken[system]
         if isinstance(ours, str) or isinstance(theirs, str):
             return None
-        pairs = [(getattr(a, field), getattr(b, field)) for a, b in zip(ours, theirs, strict=True)]
+        pairs = [(figure(a), figure(b)) for a, b in zip(ours, theirs, strict=True)]
         return statistics.median(a / b for a, b in pairs if b)
 
 
@@ -105,7 +105,7 @@ def _python_line(figure: Figure) -> str:
 
 
 def _verdict(result: Result, name: str) -> str:
-    ratio = None if name == "quire" else result.ratio(name, "rate")
+    ratio = None if name == "quire" else result.ratio(name, _rate)
     return "" if ratio is None else f"{ratio:.2f} x"
 
 
@@ -114,16 +114,24 @@ def _sums(systems: Sequence[System], results: Sequence[Result]) -> Iterator[str]
     for system in systems:
         if system.name == "quire":
             continue
-        rates, waits = (_ratios(system.name, results, field) for field in ("rate", "p99_ms"))
+        rates, waits = (_ratios(system.name, results, figure) for figure in (_rate, _p99_ms))
         slower = [f"{name} ({ratio:.2f} x)" for name, ratio in rates.items() if ratio < 1]
         longer = [f"{name} ({ratio:.2f} x)" for name, ratio in waits.items() if ratio > 1]
         yield f"- Against {system.name}, quire's rate is lower in {len(slower)} of {len(rates)} rows{_named(slower)}."
         yield f"  Its p99 is longer in {len(longer)} of {len(waits)} rows{_named(longer)}."
 
 
-def _ratios(system: str, results: Sequence[Result], field: str) -> dict[str, float]:
-    ratios = {result.row.name: result.ratio(system, field) for result in results}
+def _ratios(system: str, results: Sequence[Result], figure: Callable[[Slice], float]) -> dict[str, float]:
+    ratios = {result.row.name: result.ratio(system, figure) for result in results}
     return {name: ratio for name, ratio in ratios.items() if ratio is not None}
+
+
+def _rate(figures: Slice) -> float:
+    return figures.rate
+
+
+def _p99_ms(figures: Slice) -> float:
+    return figures.p99_ms
 
 
 def _named(rows: Sequence[str]) -> str:

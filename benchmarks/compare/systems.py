@@ -7,6 +7,7 @@ import asyncio
 import random
 import socket
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -122,7 +123,7 @@ class Quire:
         await self.nodes.stop()
 
 
-class Processes:
+class Processes(ABC):
     """A process for each node, all of which listen at `servers`."""
 
     name: str
@@ -140,9 +141,13 @@ class Processes:
     def process_ids(self) -> Mapping[str, int]:
         return {node: process.pid for node, process in self._processes.items()}
 
+    @abstractmethod
+    def version(self) -> str:
+        """The version, as the program tells it."""
+
+    @abstractmethod
     def command(self, node: str) -> Sequence[str]:
         """The command line of a node, after it wrote the files that it names."""
-        raise NotImplementedError
 
     async def start(self) -> None:
         for node in NODE_IDS:

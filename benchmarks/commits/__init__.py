@@ -1,0 +1,1 @@
+"""Two commits of this repository under the same load, in alternating slices."""
