@@ -82,7 +82,7 @@ soak-histories: dev-environment
 	$(BIN)/python -m quire.cluster.simulator --stranger --seeds 0:5000 --jobs $(or $(JOBS),2)
 	$(BIN)/python -m quire.cluster.simulator --soak $(or $(FROM),1000000) --jobs $(or $(JOBS),2)
 
-bench: dev-environment java ## compare with etcd, NATS and Kafka: an hour; BENCH=quick takes ten minutes (ARGS=...: more flags)
+bench: dev-environment ## compare with etcd, NATS and Kafka: an hour; BENCH=quick takes ten minutes (ARGS=...: more flags)
 	@tests/setup/go_tools.sh etcd nats-server load
 	@tests/setup/kafka.sh
 	$(BIN)/python -m benchmarks.compare $(if $(filter quick,$(BENCH)),--quick) $(ARGS)

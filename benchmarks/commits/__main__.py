@@ -26,7 +26,7 @@ from quire.cluster.client import connect
 
 from .. import callers
 from ..paired import LOADS, Pair, alternate, table
-from ..write_path import Cluster
+from ..write_path import TABLE_WIDTH, Cluster
 from .builds import BuildFailed, commit_of, installed
 
 IDLE = "idle"
@@ -191,7 +191,7 @@ def main() -> None:
     if arguments.json:
         print(json.dumps([pair._asdict() for pair in pairs], indent=2))
     else:
-        Console().print(table(pairs, old[:12], arguments.new or "checkout"))
+        Console(width=TABLE_WIDTH).print(table(pairs, arguments.old, arguments.new or "checkout"))
 
 
 if __name__ == "__main__":

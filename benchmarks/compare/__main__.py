@@ -22,7 +22,6 @@ from typing import NamedTuple
 import uvloop
 from rich.console import Console
 
-from ..write_path import Cluster, Figure
 from .report import Result, page
 from .slices import QUICK_ROWS, ROWS, Row, idle_percent, take_turns
 from .systems import Etcd, Kafka, Nats, Quire, System, SystemFailed
@@ -31,7 +30,6 @@ CACHE = Path(".cache")
 LOAD = CACHE / "bin/load"
 SETTLE_S = 3.0
 IDLE_S = 5.0
-PYTHON_S = 3.0
 
 
 class Pace(NamedTuple):
@@ -76,14 +74,7 @@ async def compare(folder: Path, names: Sequence[str], pace: Pace, told: Console)
             taken = await take_turns(LOAD, row, systems, pace.slices, pace.seconds)
             results.append(Result(row, taken))
             told.print(f"{number} of {len(pace.rows)}: {row.name}", highlight=False)
-        alone = [await _python_client(system) for system in systems if isinstance(system, Quire)]
-        return page(systems, idle, results, alone, folder), results
-
-
-async def _python_client(quire: Quire) -> Figure:
-    """What a program in Python gets that awaits each answer, to be read beside the rows of one client."""
-    cluster = Cluster(quire.nodes, await quire.leader(), PYTHON_S)
-    return await cluster.one_at_a_time("1 client, 16 B", "", ["put", "key", bytes(16)])
+        return page(systems, idle, results, folder), results
 
 
 def main() -> None:

@@ -12,12 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from ..write_path import Figure
 from .slices import Row, Slice
 from .systems import System
 
 HEAD = """\
-| work | system | values/s | least - most | p50 ms | p99 ms | nodes us | load us | quire is |
+| work | system | values/s | least - most | p50 ms | p99 ms | nodes us | load us | quire's rate is |
 |---|---|---:|---:|---:|---:|---:|---:|---:|"""
 OPTIMIZATIONS = ("--enable-optimizations", "--with-lto")
 
@@ -45,16 +44,9 @@ class Result(NamedTuple):
         return statistics.median(a / b for a, b in pairs if b)
 
 
-def page(
-    systems: Sequence[System],
-    idle: Mapping[str, float],
-    results: Sequence[Result],
-    python: Sequence[Figure],
-    folder: Path,
-) -> str:
-    """The whole page. `python` has the figures of quire's Python client."""
-    table = [*_lines(results), *map(_python_line, python)]
-    return "\n".join([*_facts(systems, idle, folder), "", HEAD, *table, "", *_sums(systems, results)])
+def page(systems: Sequence[System], idle: Mapping[str, float], results: Sequence[Result], folder: Path) -> str:
+    """The whole page."""
+    return "\n".join([*_facts(systems, idle, folder), "", HEAD, *_lines(results), "", *_sums(systems, results)])
 
 
 def _facts(systems: Sequence[System], idle: Mapping[str, float], folder: Path) -> Iterator[str]:
@@ -84,24 +76,19 @@ def _interpreter() -> str:
 
 def _lines(results: Sequence[Result]) -> Iterator[str]:
     for result in results:
+        work = result.row.name
         for name, taken in result.taken.items():
             if isinstance(taken, str):
-                yield f"| {result.row.name} | {name} | failed: {taken.replace('|', ' ')} | | | | | | |"
+                yield f"| {work} | {name} | failed: {taken.replace('|', ' ')} | | | | | | |"
                 continue
             middle = Slice(*map(statistics.median, zip(*taken, strict=True)))
             rates = [figures.rate for figures in taken]
             yield (
-                f"| {result.row.name} | {name} | {middle.rate:,.0f} | {min(rates):,.0f} - {max(rates):,.0f} "
+                f"| {work} | {name} | {middle.rate:,.0f} | {min(rates):,.0f} - {max(rates):,.0f} "
                 f"| {middle.p50_ms:,.2f} | {middle.p99_ms:,.2f} | {middle.nodes_us:,.1f} | {middle.load_us:,.1f} "
                 f"| {_verdict(result, name)} |"
             )
-
-
-def _python_line(figure: Figure) -> str:
-    nodes_us = sum(us for name, us in figure.cpu_us.items() if name != "load")
-    waits = f"{figure.median_ms or 0:,.2f} | {figure.p99_ms or 0:,.2f}"
-    spent = f"{nodes_us:,.1f} | {figure.cpu_us['load']:,.1f}"
-    return f"| {figure.name} | quire, its Python client | {figure.rate:,.0f} | | {waits} | {spent} | |"
+            work = ""
 
 
 def _verdict(result: Result, name: str) -> str:

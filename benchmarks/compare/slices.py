@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from ..spent import Spent
-from .systems import System
+from ..write_path import Cluster
+from .systems import Quire, System
 
 ANSWER_TIMEOUT_S = 120.0  # Of the load generator's next line, beyond the length of a slice.
 WARM_S = 0.2
@@ -135,22 +136,48 @@ class Load:
             return line.decode()
 
 
+class PythonClient:
+    """Quire's Python client, which awaits each answer: what a program gets beside the load generator."""
+
+    name = "quire, its Python client"
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    @classmethod
+    async def connected(cls, quire: Quire, seconds: float) -> "PythonClient":
+        """A client of the nodes."""
+        return cls(Cluster(quire.nodes, await quire.leader(), seconds))
+
+    async def slice(self, seconds: float) -> Slice:
+        figure = await self._cluster.one_at_a_time("", "", ["put", "key", bytes(SIZES[0])])
+        nodes_us = sum(us for name, us in figure.cpu_us.items() if name != "load")
+        return Slice(figure.rate, figure.median_ms or 0.0, figure.p99_ms or 0.0, nodes_us, figure.cpu_us["load"])
+
+    async def close(self) -> None:
+        pass
+
+
 async def take_turns(
     program: Path, row: Row, systems: Sequence[System], slices: int, seconds: float
 ) -> dict[str, list[Slice] | str]:
     """Each system's slices of a row, or the words with which its load failed.
 
-    The order rotates from turn to turn. The first turn is not counted: a JVM compiles what is new to it.
+    The order rotates from turn to turn. The first turn is not counted: a JVM compiles what is new to it. In the first
+    row of all, quire's Python client takes part.
     """
-    loads: dict[str, Load] = {}
+    loads: dict[str, Load | PythonClient] = {}
     taken: dict[str, list[Slice] | str] = {}
     try:
         for system in systems:
+            taken[system.name] = []
             try:
                 loads[system.name] = await Load.connected(program, system, row, seconds)
-                taken[system.name] = []
             except (LoadFailed, TimeoutError) as error:
                 taken[system.name] = f"no connection: {error}"
+            if row == ROWS[0] and isinstance(system, Quire):
+                loads[PythonClient.name] = await PythonClient.connected(system, seconds)
+                taken[PythonClient.name] = []
         for number in range(slices + 1):
             order = deque(loads)
             order.rotate(-number)

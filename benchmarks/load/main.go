@@ -24,6 +24,11 @@ import (
 // version is set by the build: the checksum of the sources.
 var version = "unknown"
 
+const (
+	longest = 10 // Lengths of a slice that gets too few answers.
+	pause   = 10 * time.Millisecond
+)
+
 // Work is what every client does: depth requests in flight, each of batch values.
 type Work struct {
 	Clients, Depth, Batch int
@@ -112,9 +117,11 @@ func putOnce(clients []Client) {
 	running.Wait()
 }
 
-// runSlice loads the system for the warm-up and the slice, and counts what was answered within the slice.
+// runSlice loads the system for the warm-up and the slice, and counts what was answered within the slice. A slice is
+// longer than asked for if fewer answers came than requests are in flight: some systems answer them all at once.
 func runSlice(clients []Client, work Work, warm, length time.Duration) Figures {
 	var counting, stopping atomic.Bool
+	var answered atomic.Int64
 	var running sync.WaitGroup
 	waits := make([][]time.Duration, len(clients)*work.Depth)
 	for number := range waits {
@@ -127,6 +134,7 @@ func runSlice(clients []Client, work Work, warm, length time.Duration) Figures {
 				}
 				if counting.Load() {
 					waits[number] = append(waits[number], time.Since(began))
+					answered.Add(1)
 				}
 			}
 		})
@@ -136,6 +144,9 @@ func runSlice(clients []Client, work Work, warm, length time.Duration) Figures {
 	began := time.Now()
 	counting.Store(true)
 	time.Sleep(length)
+	for int(answered.Load()) < len(waits) && time.Since(began) < longest*length {
+		time.Sleep(pause)
+	}
 	counting.Store(false)
 	seconds := time.Since(began).Seconds()
 	fmt.Println("end")
