@@ -55,5 +55,9 @@ def table(pairs: Sequence[Pair], left: str, right: str) -> Table:
     for column in found.columns[2:]:
         column.justify = "right"
     for pair in pairs:
-        found.add_row(pair.load, pair.what, f"{pair.left:,.2f}", f"{pair.right:,.2f}", f"{pair.ratio:.3f}")
+        found.add_row(pair.load, pair.what, _shown(pair.left), _shown(pair.right), f"{pair.ratio:.3f}")
     return found
+
+
+def _shown(figure: float) -> str:
+    return f"{figure:,.0f}" if figure >= 100 else f"{figure:.3g}"
