@@ -221,36 +221,16 @@ class Driver(Generic[OwnerT]):
             raise
 
     def _carry_out(self, action: actions.Action) -> None:
-        match action:
-            case (
-                actions.AppendRequests()
-                | actions.AppendSystem()
-                | actions.AppendFrames()
-                | actions.Truncate()
-                | actions.Install()
-                | actions.Flush()
-                | actions.Expire()
-                | actions.ProbeRoom()
-                | actions.StorePromise()
-            ):
-                self._write(action)
-            case (
-                actions.Ship()
-                | actions.SendAck()
-                | actions.Send()
-                | actions.DialStream()
-                | actions.SendOpen()
-                | actions.AnswerOpen()
-                | actions.SendCrcMismatch()
-                | actions.CloseStream()
-            ):
-                self._send(action)
-            case actions.Apply(to_index):
-                self._to_apply = to_index
-            case _:
-                self._hands_over = False
-                self._apply()
-                self._tell_node(action)
+        if isinstance(action, actions.NetworkAction):
+            self._send(action)
+        elif isinstance(action, actions.DiskAction):
+            self._write(action)
+        elif isinstance(action, actions.Apply):
+            self._to_apply = action.to_index
+        else:
+            self._hands_over = False
+            self._apply()
+            self._tell_node(action)
 
     def _apply(self) -> None:
         """Apply what is committed: last of what an event causes, since the other nodes and the disk work meanwhile.
@@ -266,19 +246,8 @@ class Driver(Generic[OwnerT]):
             self._ports.writes.committed(to_index)
             self._ports.machine.apply_to(to_index)
 
-    def _tell_node(
-        self,
-        action: actions.FetchSnapshot
-        | actions.RoleChanged
-        | actions.RejectRequest
-        | actions.ReadReady
-        | actions.TransferEnded
-        | actions.MembersChanged
-        | actions.ChangeEnded
-        | actions.Alarm
-        | actions.Halt
-        | actions.LeaveCluster,
-    ) -> None:
+    def _tell_node(self, action: actions.NodeAction) -> None:
+        health = self._ports.health
         match action:
             case actions.FetchSnapshot():
                 self._ports.installs.fetch_snapshot(action)
@@ -296,32 +265,18 @@ class Driver(Generic[OwnerT]):
                 self._ports.role.members_changed(members)
             case actions.ChangeEnded(ask_id, outcome):
                 self._ports.changes.change_ended(ask_id, outcome)
-            case _:
-                self._tell_health(action)
-
-    def _tell_health(self, action: actions.Alarm | actions.Halt | actions.LeaveCluster) -> None:
-        health = self._ports.health
-        match action:
             case actions.Alarm(text):
                 health.alarmed(text)
             case actions.Halt(reason):
                 health.halted(reason)
             case actions.LeaveCluster(index):
                 health.removed(index)
+            case _:
+                assert_never(action)
 
     # The network
 
-    def _send(
-        self,
-        action: actions.Send
-        | actions.DialStream
-        | actions.SendOpen
-        | actions.AnswerOpen
-        | actions.Ship
-        | actions.SendAck
-        | actions.SendCrcMismatch
-        | actions.CloseStream,
-    ) -> None:
+    def _send(self, action: actions.NetworkAction) -> None:
         links, streams = self._links, self._streams
         match action:
             case actions.Send(node_id, message):
@@ -381,18 +336,7 @@ class Driver(Generic[OwnerT]):
 
     # The disk
 
-    def _write(
-        self,
-        action: actions.AppendRequests
-        | actions.AppendSystem
-        | actions.AppendFrames
-        | actions.Truncate
-        | actions.Install
-        | actions.Flush
-        | actions.Expire
-        | actions.ProbeRoom
-        | actions.StorePromise,
-    ) -> None:
+    def _write(self, action: actions.DiskAction) -> None:
         match action:
             case actions.AppendRequests(epoch, time, writes):
                 self._append_writes(epoch, time, cast("tuple[Write[OwnerT], ...]", writes))

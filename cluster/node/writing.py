@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol, assert_never
 
 from quire.replication import Durations, Placed, Reason, Write
 from quire.sm import SESSION_CODES, Applied, CheckFailed, StateMachine, check_batch, is_quick
+from quire.sm.machine import RefusalRow
 
 from ..errors import (
     CheckFailedError,
@@ -280,7 +281,7 @@ class Writing:
         self._counts = counts
         self._payload_limit = payload_limit
 
-    async def check(self, commands: list[Any]) -> list[list[Any]]:
+    async def check(self, commands: list[Any]) -> list[RefusalRow]:
         """[position, code, text] of each command that the machine refuses before anything is appended.
 
         The loop gets its turns in between, unless the machine is quick.
@@ -291,7 +292,7 @@ class Writing:
         if self.checks_quickly:
             return self.checked(commands)
         began, most = time.monotonic(), CHECKED_AT_ONCE if hasattr(self._checker, "check_batch") else 1
-        refused: list[list[Any]] = []
+        refused: list[RefusalRow] = []
         for first in range(0, len(commands), most):
             if time.monotonic() - began > CHECK_S:
                 await asyncio.sleep(0)
@@ -304,7 +305,7 @@ class Writing:
         """Whether commands are checked in one go: the machine is quick."""
         return is_quick(self._checker)
 
-    def checked(self, commands: list[Any], first: int = 0) -> list[list[Any]]:
+    def checked(self, commands: list[object], first: int = 0) -> list[RefusalRow]:
         """As `check`, in one go; `first` is the position of the first one."""
         try:
             found = check_batch(self._checker, commands)

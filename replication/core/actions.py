@@ -245,26 +245,16 @@ class Halt:
     reason: str
 
 
-Action = (
-    StorePromise
-    | AppendRequests
-    | AppendSystem
-    | AppendFrames
-    | Truncate
-    | Install
-    | Flush
-    | Expire
-    | ProbeRoom
-    | Send
-    | DialStream
-    | SendOpen
-    | AnswerOpen
-    | Ship
-    | SendAck
-    | SendCrcMismatch
-    | CloseStream
-    | FetchSnapshot
-    | Apply
+DiskAction = (
+    StorePromise | AppendRequests | AppendSystem | AppendFrames | Truncate | Install | Flush | Expire | ProbeRoom
+)
+"""Actions on this node's disk."""
+
+NetworkAction = Send | DialStream | SendOpen | AnswerOpen | Ship | SendAck | SendCrcMismatch | CloseStream
+"""Actions on links and streams."""
+
+NodeAction = (
+    FetchSnapshot
     | RoleChanged
     | MembersChanged
     | ChangeEnded
@@ -275,3 +265,6 @@ Action = (
     | Alarm
     | Halt
 )
+"""What is told to the node above."""
+
+Action = DiskAction | NetworkAction | NodeAction | Apply

@@ -38,11 +38,6 @@ from .state import State
 from .status import NodeRole, Status
 from .writer import Disk, FollowLeader, HandleVote, InstallSnapshot, ReachOut, TruncateLog, WriteFrames, Writer
 
-LEAVES_LOG = (
-    events.AckArrived | events.Proposed | events.Shipped | events.CommitWaited | events.Measured | events.Stopped
-)
-"""Before these the log has not changed since the last step. (A node may stop because its members cannot be read.)"""
-
 
 class Core:
     """One node's protocol state. Not thread-safe; every call to `handle` is one step."""
@@ -68,16 +63,13 @@ class Core:
         """
         if self.state.halted is not None:
             return []
-        has_ticked = self._begin_step(now, clock, looks=not isinstance(event, LEAVES_LOG))
+        has_ticked = self._begin_step(now, clock, looks=not isinstance(event, events.LEAVES_LOG))
         if self._dispatch(event) or has_ticked:
             self._advance()
         return self._end_step()
 
     def shipped(self, event: events.Shipped) -> bool:
-        """Note at once that a shipment was taken in the step that requested it.
-
-        Return whether the event is to be handled, as the next shipment may follow.
-        """
+        """Note what was taken in the step that asked for it; return whether to handle the event, too: more may follow."""
         return self.leading is not None and self.leading.downstreams.shipped(event)
 
     def append_done(self, result: events.AppendResult, now: int, clock: int) -> list[actions.Action]:

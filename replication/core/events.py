@@ -350,3 +350,6 @@ NodeEvent = (
 """Events that every node handles, whether it leads, follows or neither."""
 
 Event = LeaderEvent | FollowerEvent | DiskEvent | NodeEvent
+
+LEAVES_LOG = AckArrived | Proposed | Shipped | CommitWaited | Measured | Stopped
+"""Before these the log has not changed since the last step. (A node may stop because its members cannot be read.)"""

@@ -31,6 +31,7 @@ from quire.log.packing import array_head
 from quire.replication import Write
 from quire.replication.net.direct import DirectReader, framed
 from quire.replication.net.outbox import Outbox
+from quire.sm.machine import RefusalRow
 
 from ...config.serve import ServeConfig
 from ...errors import (
@@ -217,7 +218,7 @@ class CommandStream:
             raise LimitExceeded("the number of commands in a message", len(message.commands), self._window)
         return message
 
-    def _propose(self, message: "Message", refused: list[list[Any]]) -> None:
+    def _propose(self, message: "Message", refused: list[RefusalRow]) -> None:
         sequence, commands, payload = message
         if refused:
             raise CommandsRefused(refused)
