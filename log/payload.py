@@ -148,10 +148,10 @@ def _runs(raw: object, count: int) -> list[Run]:
     if type(raw) is list and {list}.issuperset(map(type, raw)) and {3}.issuperset(map(len, raw)):
         numbers = list(chain.from_iterable(raw))
         if {int}.issuperset(map(type, numbers)) and min(numbers, default=0) >= 0:
-            total = sum(run[2] for run in raw)
-            if total != count or any(run[2] == 0 for run in raw):
-                raise PayloadInvalid(f"the runs hold {total} records, not {count}")
-            return list(map(Run._make, raw))
+            counts = numbers[2::3]
+            if sum(counts) != count or 0 in counts:
+                raise PayloadInvalid(f"the runs hold {sum(counts)} records, not {count}")
+            return [tuple.__new__(Run, run) for run in raw]
     raise PayloadInvalid("the runs are not an array of [session, sequence, count]")
 
 

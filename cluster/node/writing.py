@@ -237,7 +237,7 @@ class WriteCounts:
     def placed(self, placed: Placed[Waiter]) -> None:
         """A frame was appended."""
         self.frames += 1
-        self.payload_bytes += sum(share.write.size for share in placed.shares)
+        self.payload_bytes += sum([share.write.size for share in placed.shares])
 
 
 class Proposals(Protocol):

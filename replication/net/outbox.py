@@ -93,6 +93,8 @@ class Outbox:
         if self._buffer is None:
             return False
         held = self._buffer.get_write_buffer_size()
+        if not held and size < self._buffer_bytes // LOW_PART:
+            return True
         return held <= self._buffer_bytes // LOW_PART and held + sent_bytes(size) < self._buffer_bytes
 
     @property

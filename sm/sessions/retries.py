@@ -97,7 +97,7 @@ class Verdicts:
         executing = self._executing
         if not executing:
             return
-        before = sum(replies.size for replies in executing)
+        before = sum([replies.size for replies in executing])
         commands, sessions = self._commands, self._sessions
         bounds = Bounds(sessions.session_window, sessions.session_bytes)
         if len(frame.payload) > LONG_COMMAND_BYTES * len(commands):
@@ -109,7 +109,7 @@ class Verdicts:
             size_of = _sizes(frame, results, refused_at, packed_reply)
             for replies in others:
                 replies.record(commands, results, refused_at, bounds, size_of)
-        sessions.grew(sum(replies.size for replies in executing) - before)
+        sessions.grew(sum([replies.size for replies in executing]) - before)
 
     def _share(self, frame: Frame, packed_reply: bytes, bounds: Bounds) -> list[Replies]:
         """Record the frame's own bytes with the sessions that have enough of its commands; return the others."""

@@ -1,16 +1,13 @@
 """What docs/architecture.md says about the files that a command visits, held against a real leader and follower."""
 
-import json
 import re
-import signal
-import sys
 from pathlib import Path
 
 import pytest
 
 from quire import connect_sync
-from tests.processes import traced
-from tests.processes.cluster import Clusters, NeverCame, Node
+from tests.processes.cluster import Clusters, NeverCame
+from tests.processes.traced import Traced
 
 PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
 HOP = re.compile(r"^\| \d+ \| `([\w/]+\.py)` \|", re.MULTILINE)
@@ -30,27 +27,9 @@ def _section(title: str) -> str:
 PAGES = [_section(f"The files that a command visits on {where}") for where in ("the leader", "a follower")]
 
 
-class Traced:
-    """A node whose functions are recorded."""
-
-    def __init__(self, node: Node, folder: Path) -> None:
-        self.node = node
-        self._output = folder / f"{node.node_id}.json"
-        node.program = (sys.executable, "-m", traced.__name__, str(self._output))
-
-    def begin(self) -> None:
-        self._output.unlink(missing_ok=True)
-        self.node.running.send_signal(signal.SIGUSR1)
-
-    def end(self) -> None:
-        self.node.running.send_signal(signal.SIGUSR2)
-
-    def ended(self) -> bool:
-        return self._output.exists()
-
-    @property
-    def called(self) -> Functions:
-        return frozenset((file, name) for file, name in json.loads(self._output.read_text()))
+def called(traced: Traced) -> Functions:
+    """The functions that were recorded."""
+    return frozenset((file, name) for file, name in traced.recorded["functions"])
 
 
 @pytest.mark.full
@@ -71,7 +50,7 @@ def test_a_command_visits_the_files_that_the_page_lists_and_no_others(clusters: 
             leader.end()
             follower.end()
             cluster.wait_until("the recordings are written", lambda: leader.ended() and follower.ended())
-        return leader.called, follower.called
+        return called(leader), called(follower)
 
     # What a node does now and then, as a look at what expires, falls into one recording or another: what runs for
     # commands is in every busy one and in no idle one.

@@ -1,7 +1,8 @@
-"""`quire` that records which of its functions run: run as a program, in place of `quire` itself.
+"""`quire` that records which functions run: run as a program, in place of `quire` itself.
 
-SIGUSR1 starts a recording and SIGUSR2 ends it: the first argument names the file that then holds, as JSON, the list of
-`[file, qualified name]` of every function of the package that was called meanwhile, on any thread.
+SIGUSR1 starts a recording and SIGUSR2 ends it: the first argument names the file that then holds, as JSON, what was
+called meanwhile, on any thread: `functions`, the list of `[file, qualified name]` of every function of the package;
+`calls`, how many functions written in Python were called, those of other packages included; and `seconds`.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import json
 import signal
 import sys
 import threading
+import time
+from collections import Counter
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from tests.processes.cluster import Node
 from tests.tuned import main
 
 PACKAGE = "/quire/"
@@ -25,16 +29,18 @@ class Recording:
     def __init__(self, output: Path) -> None:
         self._output = output
         self._on = False
-        self._called: set[CodeType] = set()
+        self._called: Counter[CodeType] = Counter()
+        self._began = 0.0
 
     def profile(self, frame: FrameType, event: str, _argument: Any) -> None:
         """What `sys.setprofile` calls."""
         if self._on and event == "call":
-            self._called.add(frame.f_code)
+            self._called[frame.f_code] += 1
 
     def begin(self, *_: Any) -> None:
         """Forget what was recorded and record from now on."""
-        self._called = set()
+        self._called = Counter()
+        self._began = time.monotonic()
         self._on = True
 
     def end(self, *_: Any) -> None:
@@ -46,8 +52,37 @@ class Recording:
             if PACKAGE in code.co_filename and "site-packages" not in code.co_filename
         )
         part = self._output.with_suffix(".part")
-        part.write_text(json.dumps(functions))
+        recorded = {"functions": functions, "calls": self._called.total(), "seconds": time.monotonic() - self._began}
+        part.write_text(json.dumps(recorded))
         part.rename(self._output)
+
+
+class Traced:
+    """A node whose functions are recorded."""
+
+    def __init__(self, node: Node, folder: Path) -> None:
+        self.node = node
+        self._output = folder / f"{node.node_id}.json"
+        node.program = (sys.executable, "-m", __name__, str(self._output))
+
+    def begin(self) -> None:
+        """Begin a recording."""
+        self._output.unlink(missing_ok=True)
+        self.node.running.send_signal(signal.SIGUSR1)
+
+    def end(self) -> None:
+        """End it; `ended` tells when it is written."""
+        self.node.running.send_signal(signal.SIGUSR2)
+
+    def ended(self) -> bool:
+        """Whether it is written."""
+        return self._output.exists()
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """What was recorded."""
+        recorded: dict[str, Any] = json.loads(self._output.read_text())
+        return recorded
 
 
 if __name__ == "__main__":

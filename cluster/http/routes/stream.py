@@ -140,6 +140,8 @@ class CommandStream:
         self._in_flight_bytes = 0
         self._outbox = Outbox(socket, request.transport, BUFFER_BYTES)
         self._room = asyncio.Event()
+        self._waits_for_room = False
+        self._is_quick = self._writing.checks_quickly
         self._ended = slot.ended
         self._failed = False
         self._problem: bytes | None = None
@@ -184,9 +186,11 @@ class CommandStream:
             except ClusterError as error:
                 self._fail(self._next_sequence or 0, error)
                 return
+            self._waits_for_room = True
             while self._is_full and not self._failed:
                 self._room.clear()
                 await self._room.wait()
+            self._waits_for_room = False
 
     @property
     def _is_full(self) -> bool:
@@ -195,7 +199,7 @@ class CommandStream:
 
     def _take_directly(self, data: bytes) -> bool:
         """Take a message unless it has to wait or is refused: then the reader does that, with all that follow."""
-        if self._failed or self._is_full or len(data) > LARGE_BYTES or not self._writing.checks_quickly:
+        if self._failed or self._is_full or len(data) > LARGE_BYTES or not self._is_quick:
             return False
         try:
             message = self._decoded(data)
@@ -240,7 +244,8 @@ class CommandStream:
             fields[3:] = [part.results, part.refused, count]
         answer = pack(fields)
         self._outbox.send(answer)
-        self._outbox.when_taken(self._room.set)
+        if self._waits_for_room:
+            self._outbox.when_taken(self._room.set)
         self._forget(waiter)
 
     def failed(self, waiter: "StreamWaiter", error: ClusterError) -> None:
@@ -267,7 +272,8 @@ class CommandStream:
         self._slot.answered()
         self._in_flight_commands -= waiter.commands
         self._in_flight_bytes -= waiter.size
-        self._room.set()
+        if self._waits_for_room:
+            self._room.set()
         if self._failed:
             self._end_if_answered()
 
