@@ -156,7 +156,7 @@ class FollowerStream:
     async def _carry(self, socket: ClientWebSocketResponse) -> None:
         transport = socket.transport if isinstance(socket, DialledSocket) else None
         self._outbox = Outbox(socket, transport, FOLLOWER_BUFFER_BYTES)
-        if isinstance(transport, asyncio.Transport):
+        if transport is not None:
             self._direct = DirectReader(transport)  # The leader is silent between its hello and the answer to Open.
             self._direct.begin(partial(taken, self._take))
             self._outbox.send_directly(client_framed)
