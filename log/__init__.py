@@ -57,6 +57,7 @@ from .frames import (
     walk_frames,
     walk_headers,
 )
+from .kernel_syncs import KernelSyncs
 from .log import Log
 from .memory import MemoryDirectory, MemoryStorage
 from .offline.inspection import (
@@ -154,6 +155,7 @@ __all__ = [
     "IndexCachePolicy",
     "IndexExpired",
     "IndexOutOfBounds",
+    "KernelSyncs",
     "Kind",
     "Log",
     "LogClosed",

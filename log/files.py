@@ -11,10 +11,12 @@ import errno
 import fcntl
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from .errors import DiskFull, FileUnlinked, LogLocked, ResourcesExhausted
+from .kernel_syncs import KernelSyncs, error_of
 from .storage import Directory, Storage
 
 LOCK_NAME = "lock"
@@ -89,6 +91,27 @@ class FileStorage:
 
     def sync(self) -> None:
         os.fdatasync(self._descriptor)
+        self._synced()
+
+    def begin_sync(self, syncs: KernelSyncs, ended: Callable[[OSError | None], Callable[[], None]]) -> None:
+        """Have the kernel do so. `ended` gets the error, or None; what it returns is called later, on the loop.
+
+        Raises:
+            OSError: the kernel did not take it, and nothing has begun.
+        """
+
+        def judged(result: int) -> Callable[[], None]:
+            error = error_of(result)
+            if error is None:
+                try:
+                    self._synced()
+                except OSError as unlinked:
+                    error = unlinked
+            return ended(error)
+
+        syncs.begin(self._descriptor, judged)
+
+    def _synced(self) -> None:
         self._is_synced = True
         own = os.fstat(self._descriptor)
         if not own.st_nlink and self._registry is not None and not self._is_named(own):
@@ -331,7 +354,27 @@ class Sync:
         self._storage = storage
         self._lock = threading.Lock()
         self._done = False
+        self._syncs: KernelSyncs | None = None  # That run it.
         self._error: OSError | None = OSError(errno.EINTR, "the sync was interrupted")
+
+    def begin(self, syncs: KernelSyncs, ended: Callable[[OSError | None], None]) -> bool:
+        """Have the kernel run it, and `syncs` call `ended` on this thread; return False if only `run` can.
+
+        After that, call `run` on this thread only.
+        """
+
+        def judged(error: OSError | None) -> Callable[[], None]:
+            self._syncs, self._done, self._error = None, True, error
+            return partial(ended, error)
+
+        if self._done or not isinstance(self._storage, FileStorage):
+            return False
+        try:
+            self._storage.begin_sync(syncs, judged)
+        except OSError:
+            return False
+        self._syncs = syncs
+        return True
 
     def run(self) -> None:
         """Block until what was written before this object was made is durable. Later calls return at once.
@@ -339,6 +382,8 @@ class Sync:
         Raises:
             OSError: the device failed; nothing is proven, and a second attempt would prove nothing either.
         """
+        while self._syncs is not None:
+            self._syncs.wait()
         with self._lock:
             if not self._done:
                 self._done = True

@@ -1,6 +1,7 @@
-"""The threads in which a process waits for its disk: the writer's runs flushes and promises, another the mark's syncs.
+"""How a process waits for its disk: flushes by the kernel, if it allows that (`quire.log.kernel_syncs`), else in the
+writer's thread, as promises and the like; the mark's syncs in another.
 
-They run the blocks that the driver hands them, in order, and know neither the log nor the core.
+The threads run the blocks that the driver hands them, in order, and know neither the log nor the core.
 """
 
 import asyncio
@@ -8,9 +9,10 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 
-from quire.log import time_since_boot, wall_clock
+from quire.log import KernelSyncs, Sync, time_since_boot, wall_clock
 
 from .ports import Done
 
@@ -58,10 +60,27 @@ class Threads:
         self._context = contextvars.copy_context()
         self._writer = DiskThread(self._loop, "quire-writer")
         self._marker = DiskThread(self._loop, "quire-mark")
+        self._syncs: KernelSyncs | None = None
+        self._ending: asyncio.Future[None] | None = None
+        with suppress(OSError, AttributeError):  # The kernel does not allow it, or it is another system's.
+            self._syncs = KernelSyncs()
+            self._loop.add_reader(self._syncs.event, self._syncs.complete)
 
     def write(self, block: Callable[[], None], done: Done) -> None:
         """Run `block` in the writer's thread, in order; then `done` on the loop."""
         self._writer.submit(block, done)
+
+    def flush(self, sync: Sync, done: Done) -> None:
+        """Run a flush by the kernel, else in the writer's thread; then `done` on the loop."""
+        began = time.monotonic_ns()
+
+        def ended(error: OSError | None) -> None:
+            done(error, (time.monotonic_ns() - began) // 1_000)
+            if self._ending is not None:
+                self._ending.set_result(None)
+
+        if self._syncs is None or not sync.begin(self._syncs, ended):
+            self._writer.submit(sync.run, done)
 
     def remind(self, delay_us: int, then: Callable[[], None]) -> None:
         """Call `then` on the loop after `delay_us`, or in its next turn."""
@@ -79,3 +98,9 @@ class Threads:
         await asyncio.to_thread(self._writer.stop)
         await asyncio.to_thread(self._marker.stop)
         await asyncio.sleep(0)
+        if self._syncs is not None:
+            if self._syncs.is_busy:
+                self._ending = self._loop.create_future()
+                await self._ending
+            self._loop.remove_reader(self._syncs.event)
+            self._syncs.close()
