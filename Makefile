@@ -83,12 +83,12 @@ soak-histories: dev-environment
 	$(BIN)/python -m quire.cluster.simulator --soak $(or $(FROM),1000000) --jobs $(or $(JOBS),2)
 
 bench: dev-environment ## compare with etcd, NATS and Kafka: an hour; BENCH=quick takes ten minutes (ARGS=...: more flags)
-	@tests/setup/go_tools.sh etcd nats-server load
-	@tests/setup/kafka.sh
-	$(BIN)/python -m benchmarks.compare $(if $(filter quick,$(BENCH)),--quick) $(ARGS)
+	@tests/setup/go_tools.sh etcd nats-server load >&2
+	@tests/setup/kafka.sh >&2
+	@$(BIN)/python -m benchmarks.compare $(if $(filter quick,$(BENCH)),--quick) $(ARGS)
 
 bench-commits: dev-environment ## compare the checkout with a commit: OLD=commit (LOAD=alone,64,500,batch,idle SLICES=12)
-	$(BIN)/python -m benchmarks.commits $(OLD) $(if $(LOAD),--load $(LOAD)) $(if $(SLICES),--slices $(SLICES))
+	@$(BIN)/python -m benchmarks.commits $(OLD) $(if $(LOAD),--load $(LOAD)) $(if $(SLICES),--slices $(SLICES))
 
 lint: lint-ruff lint-format lint-mypy lint-pyright ## run ruff, mypy and pyright
 

@@ -12,6 +12,7 @@ Kafka, a record of a topic with one partition.
 import argparse
 import asyncio
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import uvloop
 from rich.console import Console
 
@@ -67,14 +69,16 @@ async def compare(folder: Path, names: Sequence[str], pace: Pace, told: Console)
             stack.push_async_callback(system.stop)
             await system.start()
         await asyncio.sleep(SETTLE_S)
+        psutil.cpu_percent()  # From here.
         shares = await asyncio.gather(*(idle_percent(system, IDLE_S) for system in systems))
         idle = {system.name: share for system, share in zip(systems, shares, strict=True)}
+        others = max(0.0, psutil.cpu_percent() * (os.cpu_count() or 1) - sum(shares))
         results: list[Result] = []
         for number, row in enumerate(pace.rows, 1):
             taken = await take_turns(LOAD, row, systems, pace.slices, pace.seconds)
             results.append(Result(row, taken))
             told.print(f"{number} of {len(pace.rows)}: {row.name}", highlight=False)
-        return page(systems, idle, results, folder), results
+        return page(systems, idle, others, results, folder), results
 
 
 def main() -> None:

@@ -44,14 +44,20 @@ class Result(NamedTuple):
         return statistics.median(a / b for a, b in pairs if b)
 
 
-def page(systems: Sequence[System], idle: Mapping[str, float], results: Sequence[Result], folder: Path) -> str:
-    """The whole page."""
-    return "\n".join([*_facts(systems, idle, folder), "", HEAD, *_lines(results), "", *_sums(systems, results)])
+def page(
+    systems: Sequence[System], idle: Mapping[str, float], others: float, results: Sequence[Result], folder: Path
+) -> str:
+    """The whole page; `idle` and `others` are what idle nodes and other work took, in percent of a core."""
+    facts = [f"- {_now()}; {_machine(folder)}; before the first row, other work took {others:.0f}% of a core"]
+    facts += [f"- {_interpreter()}", *_settings(systems, idle)]
+    return "\n".join([*facts, "", HEAD, *_lines(results), "", *_sums(systems, results)])
 
 
-def _facts(systems: Sequence[System], idle: Mapping[str, float], folder: Path) -> Iterator[str]:
-    yield f"- {datetime.now(UTC):%Y-%m-%d %H:%M} UTC; {_machine(folder)}"
-    yield f"- {_interpreter()}"
+def _now() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _settings(systems: Sequence[System], idle: Mapping[str, float]) -> Iterator[str]:
     for system in systems:
         yield f"- {system.name} {system.version()}: {system.settings}; idle, {idle[system.name]:.1f}% of a core"
 
