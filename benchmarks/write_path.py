@@ -290,7 +290,7 @@ def _table(figures: list[Figure]) -> Table:
             figure.goal,
             *(f"{ms:.2f}" if ms is not None else "" for ms in (figure.median_ms, figure.p99_ms)),
             f"{figure.cpu_us['leader']:.2f}",
-            f"{figure.follower_us:.2f}",
+            f"{figure.follower_us:.2f}" if figure.follower_us else "",
             f"{figure.cpu_us['load']:.2f}",
         )
     return table
