@@ -75,14 +75,15 @@ QUICK_ROWS = tuple(
 class Load:
     """A load generator that is connected to a system. Linux only, as `Spent`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, system: System) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, system: System, seconds: float) -> None:
         self._process = process
+        self._seconds = seconds
         self._nodes = tuple(system.process_ids)
         self._spent = Spent({**system.process_ids, GENERATOR: process.pid})
 
     @classmethod
     async def connected(cls, program: Path, system: System, row: Row, seconds: float) -> "Load":
-        """A load generator whose clients are all connected."""
+        """A load generator whose clients are all connected; its slices last `seconds`."""
         process = await asyncio.create_subprocess_exec(
             program,
             *("-system", system.name, "-servers", ",".join(map("=".join, system.servers.items()))),
@@ -92,7 +93,7 @@ class Load:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        load = cls(process, system)
+        load = cls(process, system, seconds)
         try:
             await load._line(0)
         except BaseException:
@@ -100,8 +101,8 @@ class Load:
             raise
         return load
 
-    async def slice(self, seconds: float) -> Slice:
-        """Load the system for this long, after a warm-up.
+    async def slice(self) -> Slice:
+        """Load the system, after a warm-up.
 
         Raises:
             LoadFailed: a client got another answer than the expected one.
@@ -109,7 +110,7 @@ class Load:
         cast("asyncio.StreamWriter", self._process.stdin).write(b"slice\n")
         await self._line(0)
         self._spent.watch()
-        await self._line(seconds)
+        await self._line(self._seconds)
         self._spent.watch()
         figures: Mapping[str, float] = json.loads(await self._line(0))
         spent = self._spent.us_for(figures["commands"] or 1)
@@ -149,7 +150,7 @@ class PythonClient:
         """A client of the nodes."""
         return cls(Cluster(quire.nodes, await quire.leader(), seconds))
 
-    async def slice(self, seconds: float) -> Slice:
+    async def slice(self) -> Slice:
         figure = await self._cluster.one_at_a_time("", "", ["put", "key", bytes(SIZES[0])])
         nodes_us = sum(us for name, us in figure.cpu_us.items() if name != "load")
         return Slice(figure.rate, figure.median_ms or 0.0, figure.p99_ms or 0.0, nodes_us, figure.cpu_us["load"])
@@ -186,7 +187,7 @@ async def take_turns(
                 if isinstance(figures, str):
                     continue
                 try:
-                    figures.append(await loads[name].slice(seconds))
+                    figures.append(await loads[name].slice())
                 except (LoadFailed, TimeoutError) as error:
                     taken[name] = str(error) or "no answer"
     finally:
