@@ -166,7 +166,8 @@ class Driver(Generic[OwnerT]):
 
     def _commit_waited(self) -> None:
         self._reminded = False
-        self.step(events.CommitWaited())
+        if self.core.announces_commit_after_us is not None:
+            self.step(events.CommitWaited())
 
     def handle(self, event: events.Event) -> None:
         """One step of the core and its actions; then, as steps of their own, the results of its appends."""

@@ -98,9 +98,10 @@ class Threads:
         await asyncio.to_thread(self._writer.stop)
         await asyncio.to_thread(self._marker.stop)
         await asyncio.sleep(0)
-        if self._syncs is not None:
-            if self._syncs.is_busy:
+        syncs, self._syncs = self._syncs, None
+        if syncs is not None:
+            if syncs.is_busy:
                 self._ending = self._loop.create_future()
                 await self._ending
-            self._loop.remove_reader(self._syncs.event)
-            self._syncs.close()
+            self._loop.remove_reader(syncs.event)
+            syncs.close()

@@ -498,10 +498,11 @@ class Core:
 
     def _report_role(self, reason: str = "") -> None:
         """Report the role if it changed. `reason` says why; a leader's is always why it campaigned."""
-        state = self.state
-        if self.leading:
-            epoch, serving = self.leading.promise.epoch, self.leading.serving
-            state.report_role(NodeRole.LEADER, epoch, state.me.node_id, serving, self.candidate.reason)
+        state, leading = self.state, self.leading
+        if leading:
+            last, epoch, serving = state.reported_role, leading.promise.epoch, leading.serving
+            if last is None or last.role is not NodeRole.LEADER or (last.epoch, last.serving) != (epoch, serving):
+                state.report_role(NodeRole.LEADER, epoch, state.me.node_id, serving, self.candidate.reason)
         else:
             state.report_role(self._role, state.promise.epoch, self.leader_id, False, reason)
 

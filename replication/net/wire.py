@@ -186,6 +186,9 @@ _TYPES: dict[Callable[..., object], int] = {
 }
 
 
+_ACK = _TYPES[Ack]
+
+
 def _plain(value: Promise | OpenVerb) -> object:
     if isinstance(value, Promise):
         return [value.epoch, value.candidate, value.incarnation]
@@ -226,6 +229,11 @@ def _decode(data: bytes, table: dict[int, tuple[Callable[..., M], tuple[Callable
         raise BadMessage(str(error)) from error
     if type(row) is not list or not row or type(row[0]) is not int or row[0] not in table:
         raise BadMessage("an unknown type")
+    if row[0] == _ACK and len(row) == 5:  # Two or more for each of a leader's frames: checked without a call.
+        _, durable, plain, applied, digest = row
+        if type(durable) is type(plain) is type(applied) is int and type(digest) is bytes and len(digest) == 16:
+            if 0 <= durable <= MAX_U64 and 0 <= plain <= MAX_U64 and 0 <= applied <= MAX_U64:
+                return table[_ACK][0](durable, plain, applied, digest)
     build, checks = table[row[0]]
     fields = _row(row, len(checks) + 1)[1:]
     return build(*[check(field) for check, field in zip(checks, fields, strict=True)])
