@@ -57,7 +57,6 @@ from .frames import (
     walk_frames,
     walk_headers,
 )
-from .kernel_syncs import KernelSyncs
 from .log import Log
 from .memory import MemoryDirectory, MemoryStorage
 from .offline.inspection import (
@@ -155,7 +154,6 @@ __all__ = [
     "IndexCachePolicy",
     "IndexExpired",
     "IndexOutOfBounds",
-    "KernelSyncs",
     "Kind",
     "Log",
     "LogClosed",

@@ -14,12 +14,28 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from .errors import DiskFull, FileUnlinked, LogLocked, ResourcesExhausted
-from .kernel_syncs import KernelSyncs, error_of
 from .storage import Directory, Storage
 
 LOCK_NAME = "lock"
+
+Ended = Callable[[int], Callable[[], None]]
+"""Gets the result of a sync, 0 or a negative errno, at once; what it returns is called later, on the loop."""
+
+
+class Syncs(Protocol):
+    """Syncs that run without a thread of this process."""
+
+    def begin(self, descriptor: int, ended: Ended) -> None:
+        """Begin an fdatasync. Raises OSError: nothing has begun."""
+        ...
+
+    def wait(self) -> None:
+        """Block until one ends, and give its result."""
+        ...
+
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -93,7 +109,7 @@ class FileStorage:
         os.fdatasync(self._descriptor)
         self._synced()
 
-    def begin_sync(self, syncs: KernelSyncs, ended: Callable[[OSError | None], Callable[[], None]]) -> None:
+    def begin_sync(self, syncs: Syncs, ended: Callable[[OSError | None], Callable[[], None]]) -> None:
         """Have the kernel do so. `ended` gets the error, or None; what it returns is called later, on the loop.
 
         Raises:
@@ -101,7 +117,7 @@ class FileStorage:
         """
 
         def judged(result: int) -> Callable[[], None]:
-            error = error_of(result)
+            error = OSError(-result, os.strerror(-result)) if result < 0 else None
             if error is None:
                 try:
                     self._synced()
@@ -354,10 +370,10 @@ class Sync:
         self._storage = storage
         self._lock = threading.Lock()
         self._done = False
-        self._syncs: KernelSyncs | None = None  # That run it.
+        self._syncs: Syncs | None = None  # That run it.
         self._error: OSError | None = OSError(errno.EINTR, "the sync was interrupted")
 
-    def begin(self, syncs: KernelSyncs, ended: Callable[[OSError | None], None]) -> bool:
+    def begin(self, syncs: Syncs, ended: Callable[[OSError | None], None]) -> bool:
         """Have the kernel run it, and `syncs` call `ended` on this thread; return False if only `run` can.
 
         After that, call `run` on this thread only.

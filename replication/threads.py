@@ -1,4 +1,4 @@
-"""How a process waits for its disk: flushes by the kernel, if it allows that (`quire.log.kernel_syncs`), else in the
+"""How a process waits for its disk: flushes by the kernel, if it allows that (`kernel_syncs`), else in the
 writer's thread, as promises and the like; the mark's syncs in another.
 
 The threads run the blocks that the driver hands them, in order, and know neither the log nor the core.
@@ -12,8 +12,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
 
-from quire.log import KernelSyncs, Sync, time_since_boot, wall_clock
+from quire.log import Sync, time_since_boot, wall_clock
 
+from .kernel_syncs import KernelSyncs
 from .ports import Done
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from quire.log import FileDirectory, FileStorage, KernelSyncs, MemoryDirectory, Sync
+from quire.log import FileDirectory, FileStorage, MemoryDirectory, Sync
 from quire.replication import threads
+from quire.replication.kernel_syncs import KernelSyncs
 from quire.replication.threads import Threads
 from tests.replication.loopback import DEADLINE_S
 

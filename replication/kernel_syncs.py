@@ -17,6 +17,8 @@ import struct
 from collections import deque
 from collections.abc import Callable
 
+from quire.log.files import Ended
+
 _SETUP, _ENTER, _REGISTER = 425, 426, 427
 _PARAMETERS_BYTES = 120
 _SQ_OFFSETS, _CQ_OFFSETS = 40, 80  # Where the parameters have the offsets of the fields of both rings.
@@ -31,9 +33,6 @@ _U32 = struct.Struct("<I")
 _OFFSETS = struct.Struct("<7I")
 _ENTRY = struct.Struct("<BBHiQQIIQ")  # opcode, flags, ioprio, fd, offset, address, length, fsync_flags, user_data
 _COMPLETION = struct.Struct("<QiI")  # user_data, result, flags
-
-Ended = Callable[[int], Callable[[], None]]
-"""Gets the result of a sync, 0 or a negative errno, at once; what it returns is called on the loop."""
 
 
 class KernelSyncs:
@@ -147,8 +146,3 @@ class KernelSyncs:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
         return result
-
-
-def error_of(result: int) -> OSError | None:
-    """The error of a sync with this result; None if it succeeded."""
-    return OSError(-result, os.strerror(-result)) if result < 0 else None
