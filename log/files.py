@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -100,10 +101,14 @@ class FileStorage:
     def allocate(self, length: int) -> None:
         if not length:
             return  # POSIX allocates nothing of a file of no length.
+        # tmpfs begins anew after a signal: one that comes each few milliseconds would keep it from ever ending.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPROF})
         try:
             os.posix_fallocate(self._descriptor, 0, length)
         except OSError as error:
             raise _translated(error, self._path, length) from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def sync(self) -> None:
         os.fdatasync(self._descriptor)
@@ -376,20 +381,23 @@ class Sync:
     def begin(self, syncs: Syncs, ended: Callable[[OSError | None], None]) -> bool:
         """Have the kernel run it, and `syncs` call `ended` on this thread; return False if only `run` can.
 
-        After that, call `run` on this thread only.
+        Until then, call `run` on this thread only. After ECANCELED, the kernel has done nothing: call `run`.
         """
 
         def judged(error: OSError | None) -> Callable[[], None]:
-            self._syncs, self._done, self._error = None, True, error
+            self._syncs = None
+            if error is None or error.errno != errno.ECANCELED:  # Nothing was done for want of a thread: `run` does it.
+                self._done, self._error = True, error
             return partial(ended, error)
 
         if self._done or not isinstance(self._storage, FileStorage):
             return False
+        self._syncs = syncs
         try:
             self._storage.begin_sync(syncs, judged)
         except OSError:
+            self._syncs = None
             return False
-        self._syncs = syncs
         return True
 
     def run(self) -> None:

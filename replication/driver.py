@@ -167,7 +167,7 @@ class Driver(Generic[OwnerT]):
     def _commit_waited(self) -> None:
         self._reminded = False
         if self.core.announces_commit_after_us is not None:
-            self.step(events.CommitWaited())
+            self.step(events.ShippingDue())
 
     def handle(self, event: events.Event) -> None:
         """One step of the core and its actions; then, as steps of their own, the results of its appends."""
@@ -320,9 +320,8 @@ class Driver(Generic[OwnerT]):
                 return
         positions = Positions(action.commit_index, action.durable_index, self._device.clock())
         if self._streams.send_down(action.stream_id, Shipment(positions, raw, next_index)):
-            shipped = events.Shipped(action.stream_id, next_index, len(raw))
-            if self.core.shipped(shipped):
-                self.step(shipped)
+            if self.core.shipped(events.Shipped(action.stream_id, next_index, len(raw))):
+                self.step(events.ShippingDue())
 
     def _frames_from(self, index: int, max_bytes: int) -> tuple[bytes, int]:
         """The frames from a boundary on. Streams at the same index share one read."""

@@ -6,10 +6,10 @@ The threads run the blocks that the driver hands them, in order, and know neithe
 
 import asyncio
 import contextvars
+import errno
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from queue import SimpleQueue
 
 from quire.log import Sync, time_since_boot, wall_clock
@@ -61,11 +61,21 @@ class Threads:
         self._context = contextvars.copy_context()
         self._writer = DiskThread(self._loop, "quire-writer")
         self._marker = DiskThread(self._loop, "quire-mark")
-        self._syncs: KernelSyncs | None = None
+        self._syncs = self._by_kernel()
         self._ending: asyncio.Future[None] | None = None
-        with suppress(OSError, AttributeError):  # The kernel does not allow it, or it is another system's.
-            self._syncs = KernelSyncs()
-            self._loop.add_reader(self._syncs.event, self._syncs.complete)
+
+    def _by_kernel(self) -> KernelSyncs | None:
+        """What has the kernel run flushes; None if it does not allow it, or is another system's."""
+        try:
+            syncs = KernelSyncs()
+        except (OSError, AttributeError):
+            return None
+        try:
+            self._loop.add_reader(syncs.event, syncs.complete)
+        except NotImplementedError:  # A loop of another kind.
+            syncs.close()
+            return None
+        return syncs
 
     def write(self, block: Callable[[], None], done: Done) -> None:
         """Run `block` in the writer's thread, in order; then `done` on the loop."""
@@ -76,9 +86,14 @@ class Threads:
         began = time.monotonic_ns()
 
         def ended(error: OSError | None) -> None:
-            done(error, (time.monotonic_ns() - began) // 1_000)
-            if self._ending is not None:
-                self._ending.set_result(None)
+            try:
+                if error is not None and error.errno == errno.ECANCELED:  # The kernel could make no thread for it.
+                    self._writer.submit(sync.run, done)
+                else:
+                    done(error, (time.monotonic_ns() - began) // 1_000)
+            finally:
+                if self._ending is not None and not self._ending.done():
+                    self._ending.set_result(None)
 
         if self._syncs is None or not sync.begin(self._syncs, ended):
             self._writer.submit(sync.run, done)
@@ -96,9 +111,6 @@ class Threads:
 
     async def end(self) -> None:
         """Return when no block is running and every `done` was called."""
-        await asyncio.to_thread(self._writer.stop)
-        await asyncio.to_thread(self._marker.stop)
-        await asyncio.sleep(0)
         syncs, self._syncs = self._syncs, None
         if syncs is not None:
             if syncs.is_busy:
@@ -106,3 +118,6 @@ class Threads:
                 await self._ending
             self._loop.remove_reader(syncs.event)
             syncs.close()
+        await asyncio.to_thread(self._writer.stop)
+        await asyncio.to_thread(self._marker.stop)
+        await asyncio.sleep(0)

@@ -47,6 +47,7 @@ def reset_to(state: LogState, origin: Tail, members_index: int | None) -> None:
         state.mark.write_synced(discarding_mark(origin.index))
         # If the device fails or is full from here on, reads must not look for removed segments.
         state.origin = state.tail = state.durable = origin
+        state.writer.recent.clear()
         state.retire(state.writer.store)
         remove_segments(state, 0)
         state.mark.write_synced(empty_mark(origin.index))

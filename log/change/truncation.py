@@ -112,6 +112,7 @@ def truncate_at(state: LogState, tail: Tail, segment: Segment, position: int, wa
         state.mark.write_synced(state.next_mark())
         # If the device fails from here on, reads must not look for frames that may be gone.
         state.tail = tail
+        state.writer.recent.clear()
         _remove_segments_after(state, segment)
         store.truncate(position)
         store.sync()

@@ -69,7 +69,7 @@ class Core:
         return self._end_step()
 
     def shipped(self, event: events.Shipped) -> bool:
-        """Note what was taken in the step that asked for it; return whether to handle the event: more may follow."""
+        """Note a shipment that was taken in the step that asked for it; return whether `ShippingDue` is to follow."""
         return self.leading is not None and self.leading.downstreams.shipped(event)
 
     def append_done(self, result: events.AppendResult, now: int, clock: int) -> list[actions.Action]:

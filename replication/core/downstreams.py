@@ -318,7 +318,7 @@ class Downstreams:
             stream.next_index = event.next_index
             stream.in_flight.append((event.next_index, event.size))
             stream.in_flight_bytes += event.size
-        return stream.next_index < self.state.end_index
+        return stream.next_index < self.state.end_index or stream.announced_commit < self.state.commit_index
 
     def _room_for(self, stream: Downstream) -> int:
         """How many bytes to ship to a stream now; unless it is 0, at least one frame is shipped.

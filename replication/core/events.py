@@ -107,8 +107,8 @@ class Proposed:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitWaited:
-    """`Core.announces_commit_after_us` passed: no frames have carried the new commit_index to the followers."""
+class ShippingDue:
+    """More may be shipped: a shipment was taken at once, or `Core.announces_commit_after_us` passed without frames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +321,7 @@ LeaderEvent = (
     | Shipped
     | StreamOpened
     | Proposed
-    | CommitWaited
+    | ShippingDue
     | ReadRequested
     | TransferRequested
     | ChangeRequested
@@ -351,5 +351,5 @@ NodeEvent = (
 
 Event = LeaderEvent | FollowerEvent | DiskEvent | NodeEvent
 
-LEAVES_LOG = AckArrived | Proposed | Shipped | CommitWaited | Measured | Stopped
+LEAVES_LOG = AckArrived | Proposed | Shipped | ShippingDue | Measured | Stopped
 """Before these the log has not changed since the last step. (A node may stop because its members cannot be read.)"""

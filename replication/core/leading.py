@@ -80,8 +80,8 @@ class Leading:
         match event:
             case events.AckArrived():
                 return self.acknowledged(event)
-            case events.CommitWaited():
-                pass  # It is announced by what follows every event.
+            case events.ShippingDue():
+                pass  # What follows every event does it.
             case events.CrcMismatchArrived():
                 self.downstreams.crc_mismatch(event)
             case events.Shipped():
@@ -403,7 +403,7 @@ def refuse_not_leading(state: State, event: events.LeaderEvent) -> None:
             state.act(actions.TransferEnded("this node does not lead"))
         case events.ChangeRequested(ask_id):
             state.act(actions.ChangeEnded(ask_id, NotLeading()))
-        case events.AckArrived() | events.CrcMismatchArrived() | events.Shipped() | events.CommitWaited():
+        case events.AckArrived() | events.CrcMismatchArrived() | events.Shipped() | events.ShippingDue():
             pass
         case _:
             assert_never(event)

@@ -19,6 +19,7 @@ MASK_BYTES = 4
 NO_MASK = bytes(MASK_BYTES)
 MOST_BYTES = 1 << 19
 """The largest message that is taken here. What has arrived of one is copied with each piece that follows."""
+TELL_S = 1.0
 TURN_S = 0.005
 """The time that messages of one socket may take in a turn of the loop."""
 
@@ -57,14 +58,15 @@ class DirectReader(asyncio.Protocol):
 
     def __init__(self, transport: asyncio.Transport, clock: Callable[[], float] | None = None) -> None:
         protocol = transport.get_protocol()
-        if not isinstance(protocol, asyncio.Protocol):
-            raise TypeError(f"{type(protocol).__name__} takes no bytes")
+        if not isinstance(protocol, asyncio.Protocol):  # It has none any more.
+            raise ConnectionResetError("the connection was lost")
         self._transport = transport
         self._protocol = protocol
         self._clock = clock or time.monotonic  # As it is now: whole nodes run in virtual time, too.
         self._take: Callable[[bytes], bool] | None = None
         self._held = b""  # What has arrived of a frame, or waits for `begin` or for the next turn of the loop.
         self._waits = True
+        self._told_at = -TELL_S
         self._passes = False  # Whether aiohttp gets everything, for good.
         transport.set_protocol(self)
 
@@ -78,6 +80,7 @@ class DirectReader(asyncio.Protocol):
         self._take, self._passes = None, True
         if self._held:
             self._go_on()
+        self._leave()
 
     def data_received(self, data: bytes) -> None:
         """Take what is whole of it, and hold the rest."""
@@ -94,6 +97,7 @@ class DirectReader(asyncio.Protocol):
 
     def _split(self, data: bytes) -> None:
         began, at, size = self._clock(), 0, len(data)
+        self._tell_of_data(began)
         while size - at >= 2 and self._take is not None:
             first, length, body = data[at], data[at + 1] & LENGTH, at + 2
             if length == TWO_BYTES:
@@ -122,8 +126,20 @@ class DirectReader(asyncio.Protocol):
         if size - at >= 2 or self._take is None:
             self._take, self._passes = None, True
             self._pass_on(data[at:])
+            self._leave()
         else:
             self._held = data[at:]
+
+    def _leave(self) -> None:
+        if not self._transport.is_closing() and self._transport.get_protocol() is self:
+            self._transport.set_protocol(self._protocol)
+
+    def _tell_of_data(self, now: float) -> None:
+        """Once in a while, let aiohttp know that the other end is alive: then it need not ping it."""
+        told = getattr(self._protocol, "_data_received_cb", None)
+        if told is not None and now - self._told_at >= TELL_S:
+            self._told_at = now
+            told()
 
     def _pass_on(self, data: bytes) -> None:
         if data:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.log import FrameCorrupt, encode_records, walk_frames
+from quire.log import FrameCorrupt, LogReadOnly, encode_records, walk_frames
 from quire.log.simulated import Disk
 from tests.log.histories import open_log
 from tests.log.test_log import STORE, memory_log
@@ -45,3 +45,18 @@ def test_of_what_was_written_just_now_nothing_is_read_after_its_truncation() -> 
     log.flush()
     (frame,) = walk_frames(log.read_frames(1, 1 << 20)[0])
     assert frame.payload == encode_records(["d"])
+
+
+def test_of_what_was_written_just_now_nothing_is_read_after_a_truncation_that_the_device_failed() -> None:
+    disk = Disk()
+    log = open_log(disk)
+    for value in ("a", "b", "c"):
+        log.append([value])
+    log.flush()
+    disk.failing = lambda operation, _: operation == "truncate"
+    with pytest.raises(LogReadOnly):
+        log.truncate(2)
+    disk.failing = None
+    assert log.read_frames(2, 1 << 20, to_index=3) == (b"", 2)
+    raw, following = log.read_frames(1, 1 << 20)
+    assert (len(list(walk_frames(raw))), following) == (log.tail.index - 1, log.tail.index)

@@ -55,6 +55,25 @@ def test_a_follower_that_a_frame_told_leaves_the_announcement_due_to_another() -
     assert leader.core.announces_commit_after_us == leader.state.options.commit_announce_us
 
 
+def test_a_follower_whose_shipment_was_taken_late_is_told_of_the_commit_made_meanwhile() -> None:
+    world = serving("n1", "n2", "n3")
+    leader = world["n1"]
+    assert leader.core is not None
+    assert leader.core.leading is not None
+    streams = leader.core.leading.downstreams.streams
+    number = next(number for number, stream in streams.items() if stream.node_id == "n3")
+    streams[number].shipping = True  # The transport has not taken it.
+    committed(leader, "by n2")
+    world.run_for(0.003)
+    leader.step(events.ShippingDue())  # Now n2 is told.
+    assert leader.core.announces_commit_after_us is None
+
+    streams[number].next_index = leader.log.tail.index
+    leader.step(events.Shipped(number, leader.log.tail.index, 0))
+
+    assert streams[number].announced_commit == leader.state.commit_index
+
+
 class Clock(SlowDevice):
     """A device that keeps what it should remind of."""
 

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from quire.replication.net.direct import MOST_BYTES, TURN_S, DirectReader, framed, unmasked
+from quire.replication.net.direct import MOST_BYTES, TELL_S, TURN_S, DirectReader, framed, unmasked
 
 BINARY, TEXT, CLOSE, PING, CONTINUATION = 0x82, 0x81, 0x88, 0x89, 0x80
 FIRST_OF_SEVERAL = 0x02
@@ -31,6 +31,7 @@ class Aiohttp(asyncio.Protocol):
     def __init__(self) -> None:
         self.received = b""
         self.lost = 0
+        self._data_received_cb: Callable[[], None] | None = None
 
     def data_received(self, data: bytes) -> None:
         assert data
@@ -186,6 +187,32 @@ async def test_of_a_connection_that_is_lost_nothing_more_is_taken() -> None:
     reading.reader.connection_lost(None)
     await asyncio.sleep(0)
     assert (len(reading.taken), reading.aiohttp.lost, reading.aiohttp.received) == (1, 1, b"")
+
+
+def test_what_it_leaves_it_leaves_for_good_and_none_stands_in_front_of_another() -> None:
+    reading = Reading()
+    reading.reader.end()
+    assert reading.transport.protocol is reading.aiohttp
+    reading = Reading()
+    reading.reader.begin(reading.take)
+    reading.reader.data_received(frame(TEXT, b"a text"))
+    assert reading.transport.protocol is reading.aiohttp
+
+
+def test_aiohttp_hears_of_data_once_in_a_while_and_need_not_ping() -> None:
+    reading, told = Reading(clock=Clock(TELL_S / 4)), list[int]()
+    reading.aiohttp._data_received_cb = lambda: told.append(1)
+    reading.reader.begin(reading.take)
+    for _ in range(9):
+        reading.reader.data_received(frame(BINARY, b"message"))
+    assert 2 <= len(told) <= 5
+
+
+def test_a_connection_that_was_lost_already_is_no_fault_of_this_program() -> None:
+    transport = Transport()
+    transport.protocol = cast("asyncio.BaseProtocol", None)
+    with pytest.raises(ConnectionResetError):
+        DirectReader(cast("asyncio.Transport", transport))
 
 
 def test_before_it_begins_no_more_is_held_than_a_message_may_have() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from quire.log import FileDirectory, FileStorage, MemoryDirectory, Sync
+from quire.log.files import Ended
 from quire.replication import threads
 from quire.replication.kernel_syncs import KernelSyncs
 from quire.replication.threads import Threads
@@ -141,4 +142,57 @@ async def test_a_flush_that_the_kernel_does_not_take_runs_in_the_thread(
     monkeypatch.setattr(FileStorage, "begin_sync", takes_none)
     async with device() as it:
         assert await flushed(it, Sync(file)) is None
+    file.close()
+
+
+async def test_a_flush_that_the_kernel_could_make_no_thread_for_runs_in_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Cancelling:
+        """The kernel's answer to a sync for which it could start no worker."""
+
+        def __init__(self) -> None:
+            self.event = os.eventfd(0, os.EFD_NONBLOCK)
+            self._told: list[Callable[[], None]] = []
+
+        @property
+        def is_busy(self) -> bool:
+            return bool(self._told)
+
+        def begin(self, _: int, ended: Ended) -> None:
+            self._told.append(ended(-errno.ECANCELED))
+            os.eventfd_write(self.event, 1)
+
+        def wait(self) -> None:
+            raise AssertionError("its result was given")
+
+        def complete(self) -> None:
+            os.eventfd_read(self.event)
+            told, self._told = self._told, []
+            for each in told:
+                each()
+
+        def close(self) -> None:
+            os.close(self.event)
+
+    file = file_in(tmp_path)
+    monkeypatch.setattr(threads, "KernelSyncs", Cancelling)
+    async with device() as it:
+        assert await flushed(it, Sync(file)) is None
+        sync = Sync(file)
+        it.flush(sync, lambda *_: None)
+        sync.run()
+    file.close()
+
+
+async def test_the_end_comes_even_if_what_a_flush_is_told_to_fails(tmp_path: Path) -> None:
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError
+
+    file = file_in(tmp_path)
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    it = Threads()
+    it.flush(Sync(file), fails)
+    async with asyncio.timeout(DEADLINE_S):
+        await it.end()
     file.close()
