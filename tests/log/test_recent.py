@@ -50,9 +50,11 @@ def test_of_what_was_written_just_now_nothing_is_read_after_its_truncation() -> 
 def test_of_what_was_written_just_now_nothing_is_read_after_a_truncation_that_the_device_failed() -> None:
     disk = Disk()
     log = open_log(disk)
-    for value in ("a", "b", "c"):
-        log.append([value])
+    log.append(["a"])
     log.flush()
+    log.append(["b"])
+    log.append(["c"])
+    log.flush()  # Both in one piece.
     disk.failing = lambda operation, _: operation == "truncate"
     with pytest.raises(LogReadOnly):
         log.truncate(2)
