@@ -147,6 +147,9 @@ class Driver(Generic[OwnerT]):
 
     def tick(self) -> None:
         """Pass the core the measurements since the last tick, and the time."""
+        self._hands_over = False
+        with self._errors_end_node():
+            self._apply()  # What waits for the end of a flush is no backlog.
         flushes_us, self._flushes_us = tuple(self._flushes_us), []
         self.step(
             events.Measured(
