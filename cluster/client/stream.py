@@ -90,6 +90,7 @@ class CommandStream:
         self._leader_lost = False
         self._progress = False
         self._task: asyncio.Task[None] | None = None
+        self._is_closing = False
 
     def start(self) -> None:
         """Open a session and the stream, unless it was done: commands that wait for space get it.
@@ -140,6 +141,7 @@ class CommandStream:
             "the client was closed before the answer came",
         )
         task, self._task = self._task, None
+        self._is_closing = True  # A stream that breaks at this moment may hide that its task was cancelled (TaskGroup).
         if task is not None:
             task.cancel()
             await asyncio.wait((task,))
@@ -151,10 +153,10 @@ class CommandStream:
 
     async def _run(self) -> None:
         try:
-            while True:
+            while not self._is_closing:
                 await self.pipeline.wait_for_work()
                 backoff = Backoff("stream")
-                while (failure := await self._attempt()) is not None:
+                while (failure := await self._attempt()) is not None and not self._is_closing:
                     await backoff.wait(failure)
         except Exception as error:
             fault = f"internal error of the client: {error!r}"

@@ -20,6 +20,7 @@ from quire.cluster.client import (
     Unavailable,
     connect,
 )
+from quire.cluster.client.stream import CommandStream
 from tests.cluster.scripted import silent
 from tests.cluster.streaming import DEADLINE_S, Fault, StreamServer, answers_of, deaf_relay, streaming
 from tests.cluster.test_client import closed_port
@@ -522,3 +523,27 @@ async def test_after_a_recovery_nothing_in_doubt_is_sent_again_and_no_other_sess
 
     assert [type(answer) for answer in answers] == [OutcomeUnknown, HistoryChanged]
     assert (server.executed, len(opened)) == (["a", "lost"], 1)
+
+
+async def test_a_stream_that_hides_that_it_was_cancelled_ends_with_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task group whose own task fails while it is cancelled raises that failure, and no CancelledError."""
+    begun, hidden = asyncio.Event(), 0
+
+    async def breaks(_: CommandStream) -> None:
+        nonlocal hidden
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            hidden += 1
+
+    monkeypatch.setattr(CommandStream, "_attempt", breaks)
+    async with streaming() as server, asyncio.timeout(DEADLINE_S):
+        client = connect(server.address)
+        await client.__aenter__()
+        submitted = asyncio.ensure_future(client.submit(["add", 1]))
+        await begun.wait()
+        await client.__aexit__(ZeroDivisionError, None, None)
+        with pytest.raises(Unavailable):
+            await submitted
+    assert hidden == 1
