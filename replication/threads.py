@@ -1,5 +1,5 @@
-"""How a process waits for its disk: flushes by the kernel, if it allows that (`kernel_syncs`), else in the
-writer's thread, as promises and the like; the mark's syncs in another.
+"""How a process waits for its disk: flushes by the kernel (`kernel_syncs`), if that is switched on, else
+in the writer's thread, as promises and the like; the mark's syncs in another.
 
 The threads run the blocks that the driver hands them, in order, and know neither the log nor the core.
 """
@@ -16,6 +16,9 @@ from quire.log import Sync, time_since_boot, wall_clock
 
 from .kernel_syncs import KernelSyncs
 from .ports import Done
+
+BY_KERNEL = False
+"""Whether the kernel is to run flushes. Off: in two of sixty runs of a test a flush was never told to have ended (ADR 0024)."""
 
 
 class DiskThread:
@@ -66,6 +69,8 @@ class Threads:
 
     def _by_kernel(self) -> KernelSyncs | None:
         """What has the kernel run flushes; None if it does not allow it, or is another system's."""
+        if not BY_KERNEL:
+            return None
         try:
             syncs = KernelSyncs()
         except (OSError, AttributeError):

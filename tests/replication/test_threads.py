@@ -28,6 +28,7 @@ def forbidden() -> KernelSyncs:
 def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], KernelSyncs]:
     made: Callable[[], KernelSyncs] = request.param
     monkeypatch.setattr(threads, "KernelSyncs", made)
+    monkeypatch.setattr(threads, "BY_KERNEL", True)
     return made
 
 
