@@ -18,7 +18,7 @@ from .kernel_syncs import KernelSyncs
 from .ports import Done
 
 BY_KERNEL = False
-"""Whether the kernel is to run flushes. Off: in two of sixty runs of a test a flush was never told to have ended (ADR 0024)."""
+"""Whether the kernel is to run flushes. Off: in two of sixty runs of a test, one never told its end (ADR 0024)."""
 
 
 class DiskThread:
