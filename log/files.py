@@ -12,31 +12,13 @@ import fcntl
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from .errors import DiskFull, FileUnlinked, LogLocked, ResourcesExhausted
 from .storage import Directory, Storage
 
 LOCK_NAME = "lock"
-
-Ended = Callable[[int], Callable[[], None]]
-"""Gets the result of a sync, 0 or a negative errno, at once; what it returns is called later, on the loop."""
-
-
-class Syncs(Protocol):
-    """Syncs that run without a thread of this process."""
-
-    def begin(self, descriptor: int, ended: Ended) -> None:
-        """Begin an fdatasync. Raises OSError: nothing has begun."""
-        ...
-
-    def wait(self) -> None:
-        """Block until one ends, and give its result."""
-        ...
-
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -112,27 +94,6 @@ class FileStorage:
 
     def sync(self) -> None:
         os.fdatasync(self._descriptor)
-        self._synced()
-
-    def begin_sync(self, syncs: Syncs, ended: Callable[[OSError | None], Callable[[], None]]) -> None:
-        """Have the kernel do so. `ended` gets the error, or None; what it returns is called later, on the loop.
-
-        Raises:
-            OSError: the kernel did not take it, and nothing has begun.
-        """
-
-        def judged(result: int) -> Callable[[], None]:
-            error = OSError(-result, os.strerror(-result)) if result < 0 else None
-            if error is None:
-                try:
-                    self._synced()
-                except OSError as unlinked:
-                    error = unlinked
-            return ended(error)
-
-        syncs.begin(self._descriptor, judged)
-
-    def _synced(self) -> None:
         self._is_synced = True
         own = os.fstat(self._descriptor)
         if not own.st_nlink and self._registry is not None and not self._is_named(own):
@@ -375,30 +336,7 @@ class Sync:
         self._storage = storage
         self._lock = threading.Lock()
         self._done = False
-        self._syncs: Syncs | None = None  # That run it.
         self._error: OSError | None = OSError(errno.EINTR, "the sync was interrupted")
-
-    def begin(self, syncs: Syncs, ended: Callable[[OSError | None], None]) -> bool:
-        """Have the kernel run it, and `syncs` call `ended` on this thread; return False if only `run` can.
-
-        Until then, call `run` on this thread only. After ECANCELED, the kernel has done nothing: call `run`.
-        """
-
-        def judged(error: OSError | None) -> Callable[[], None]:
-            self._syncs = None
-            if error is None or error.errno != errno.ECANCELED:  # Nothing was done for want of a thread: `run` does it.
-                self._done, self._error = True, error
-            return partial(ended, error)
-
-        if self._done or not isinstance(self._storage, FileStorage):
-            return False
-        self._syncs = syncs
-        try:
-            self._storage.begin_sync(syncs, judged)
-        except OSError:
-            self._syncs = None
-            return False
-        return True
 
     def run(self) -> None:
         """Block until what was written before this object was made is durable. Later calls return at once.
@@ -406,8 +344,6 @@ class Sync:
         Raises:
             OSError: the device failed; nothing is proven, and a second attempt would prove nothing either.
         """
-        while self._syncs is not None:
-            self._syncs.wait()
         with self._lock:
             if not self._done:
                 self._done = True

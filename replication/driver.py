@@ -409,7 +409,7 @@ class Driver(Generic[OwnerT]):
         def fail(error: BaseException) -> None:
             self._disk.log.end_flush(running, _of_device(error))
 
-        self._offload(running, finish, fail)
+        self._offload(running.run, finish, fail)
 
     def expire(self, begin: Callable[[], Expiry | None]) -> None:
         """Remove the segments that `begin` takes out of the log, one after the other, until it returns None.
@@ -518,14 +518,14 @@ class Driver(Generic[OwnerT]):
 
     def _offload(
         self,
-        block: Callable[[], None] | Flush,
+        block: Callable[[], None],
         finish: Callable[[], None],
         fail: Callable[[BaseException], None],
         again: Callable[[], None] | None = None,
         *,
         measured: bool = True,
     ) -> None:
-        """Run `block`, a flush or a function, beside the loop, then `finish`. If it raised, `fail`: the node halts.
+        """Run `block` in the writer's thread, then `finish` here. If it raised, call `fail`: the node halts.
 
         A failed flush is never retried (`log/DESIGN.md`): the kernel may have dropped the unwritten pages. `again` is
         called after a pause if the block lacked a descriptor, and has changed nothing or can continue where it was.
@@ -545,10 +545,7 @@ class Driver(Generic[OwnerT]):
                     self.step(events.DiskFailed(f"the disk failed: {type(error).__name__}: {error}"))
 
         self._hands_over = True
-        if isinstance(block, Flush):
-            self._device.flush(block, done)
-        else:
-            self._device.write(block, done)
+        self._device.write(block, done)
 
     # The mark
 

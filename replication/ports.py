@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from quire.log import Sync
-
 from .core import Members, Reason, actions
 from .core.membership.changing import Outcome
 from .core.messages import Ack, CrcMismatch, Open, OpenAnswer, PeerMessage
@@ -206,10 +204,6 @@ class Device(Protocol):
 
     def write(self, block: Callable[[], None], done: Done) -> None:
         """Run `block` in the writer's thread, in order; then call `done`."""
-        ...
-
-    def flush(self, sync: Sync, done: Done) -> None:
-        """Run a flush, beside no other block but the closing of files; then call `done`."""
         ...
 
     def sync_mark(self, block: Callable[[], None], done: Done) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from quire.log import Sync
 from quire.log.simulated import faulty
 from quire.replication.ports import Done
 
@@ -80,10 +79,6 @@ class SimDevice:
             done(failure_of(block), took)
 
         self._later(took, finish)
-
-    def flush(self, sync: Sync, done: Done) -> None:
-        """Do it as any other work on the disk."""
-        self.write(sync.run, done)
 
     def sync_mark(self, block: Callable[[], None], done: Done) -> None:
         """Sync the mark independently of the writer."""

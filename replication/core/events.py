@@ -42,8 +42,8 @@ class Tick:
 class Measured:
     """Measurements of how fit this node is to lead. Sent before each `Tick`.
 
-    `flushes_us` are the durations of the flushes that ended since the last one, until this process noticed their end.
-    `machine_failed`: the machine has stopped applying. `features` are those in use at `applied_index`.
+    `flushes_us` are the durations of the flushes that ended since the last one, as measured in the thread that waited
+    for the disk. `machine_failed`: the machine has stopped applying. `features` are those in use at `applied_index`.
     """
 
     applied_index: int

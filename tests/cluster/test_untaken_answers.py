@@ -15,7 +15,7 @@ from quire.cluster.http.admission.authorization import Route
 from quire.cluster.http.admission.slow_callers import ResponseBodyLimit
 from quire.cluster.http.app import ROUTES
 from quire.replication.address import host_and_port
-from tests.cluster.running import RunningCluster, running_cluster
+from tests.cluster.running import RunningCluster, applied_index, running_cluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -41,6 +41,10 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Ru
     async with running_cluster(
         folder, machine="tests.cluster.machines:Wide", election_timeout_ms=5000, answer_bytes=32 << 20
     ) as running:
+        until = (await running.commands("n1", 1))["index"] + 1
+        async with asyncio.timeout(DEADLINE_S):
+            while any(applied_index(each.node) < until for each in running.nodes.values()):  # So that all have records.
+                await running.ask("n1", "GET", "/healthz")
         yield running
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import cast
 
-from quire.log import Sync, encode_blob
+from quire.log import encode_blob
 from quire.replication import Reason, Write
 from quire.replication.core import CoreOptions
 from quire.replication.ports import Device, Done
@@ -31,9 +31,6 @@ class SlowDevice:
 
     def write(self, block: Callable[[], None], done: Done) -> None:
         self.waiting.append((block, done))
-
-    def flush(self, sync: Sync, done: Done) -> None:
-        self.write(sync.run, done)
 
     def let_go(self) -> None:
         block, done = self.waiting.pop(0)
