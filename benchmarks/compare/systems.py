@@ -4,8 +4,6 @@ Each system keeps its data below a folder of its own. Nodes are asked to end at 
 """
 
 import asyncio
-import random
-import socket
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -14,12 +12,10 @@ from typing import Protocol
 
 from quire import __version__
 from quire.cluster.client import connect
-from quire.cluster.demo.nodes import NODE_IDS, DemoNodes
+from quire.cluster.demo.nodes import NODE_IDS, DemoNodes, free_ports
 
 from ..etcd import member_command
 
-PORTS = (20_000, 32_000)
-"""Below the ephemeral range, as the demo's."""
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
 PAUSE_S = 0.1
@@ -130,7 +126,7 @@ class Processes(ABC):
     settings: str
 
     def __init__(self, program: Path, folder: Path) -> None:
-        ports = _free_ports(2 * len(NODE_IDS))
+        ports = free_ports(2 * len(NODE_IDS))
         self.servers = {node: f"127.0.0.1:{port}" for node, port in zip(NODE_IDS, ports[::2], strict=True)}
         self.peers = {node: f"127.0.0.1:{port}" for node, port in zip(NODE_IDS, ports[1::2], strict=True)}
         self.program = program
@@ -259,15 +255,3 @@ class Kafka(Processes):
 
 def _said(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def _free_ports(count: int) -> list[int]:
-    free: list[int] = []
-    while len(free) < count:
-        port = random.randrange(*PORTS)
-        try:
-            socket.create_server(("127.0.0.1", port)).close()
-        except OSError:
-            continue
-        free += [port] if port not in free else []
-    return free

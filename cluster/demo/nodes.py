@@ -129,7 +129,7 @@ class DemoNodes:
 
     async def _start_proxies(self) -> None:
         pairs = [(dialler, target) for dialler in self.addresses for target in self.addresses if dialler != target]
-        for (dialler, target), port in zip(pairs, _free_ports(len(pairs)), strict=True):
+        for (dialler, target), port in zip(pairs, free_ports(len(pairs)), strict=True):
             self._proxies[dialler, target] = LinkProxy(port, int(self.addresses[target].rpartition(":")[2]))
         await self.heal()
 
@@ -182,12 +182,13 @@ class DemoNodes:
                         f"port {port} of {node_id} is in use; stop what uses it, or give another --data-dir"
                     )
             return ports
-        ports = dict(zip(NODE_IDS, _free_ports(len(NODE_IDS)), strict=True))
+        ports = dict(zip(NODE_IDS, free_ports(len(NODE_IDS)), strict=True))
         file.write_text(json.dumps({"ports": ports}) + "\n")
         return ports
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine on which nobody listens."""
     # Below the ephemeral range: from there, the kernel could give the port to a connection before the node starts.
     tried = random.sample(range(*PORTS), PORT_TRIES)
     free = list(islice(filter(_is_free, tried), count))

@@ -50,25 +50,53 @@ def client_framed(data: bytes) -> bytes:
     return framed(data, os.urandom(MASK_BYTES))
 
 
-class DirectReader(asyncio.Protocol):
+class Interposed(asyncio.Protocol):
+    """Replaces a transport's protocol, and passes on to it what a subclass does not take."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        protocol = transport.get_protocol()
+        if not isinstance(protocol, asyncio.Protocol):  # It has none any more.
+            raise ConnectionResetError("the connection was lost")
+        self._transport = transport
+        self._protocol = protocol
+        transport.set_protocol(self)
+
+    def leave(self) -> None:
+        """Restore the replaced protocol."""
+        if not self._transport.is_closing() and self._transport.get_protocol() is self:
+            self._transport.set_protocol(self._protocol)
+
+    def eof_received(self) -> bool | None:
+        """The other end sends nothing more."""
+        return self._protocol.eof_received()
+
+    def pause_writing(self) -> None:
+        """The transport holds much that is not sent."""
+        self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        """It holds little again."""
+        self._protocol.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        self._protocol.connection_lost(exc)
+
+
+class DirectReader(Interposed):
     """Takes the bytes of a transport from aiohttp's protocol. It holds them until `begin`.
 
     Make it when all that the other end has sent was received: then the next byte begins a frame.
     """
 
     def __init__(self, transport: asyncio.Transport, clock: Callable[[], float] | None = None) -> None:
-        protocol = transport.get_protocol()
-        if not isinstance(protocol, asyncio.Protocol):  # It has none any more.
-            raise ConnectionResetError("the connection was lost")
-        self._transport = transport
-        self._protocol = protocol
+        super().__init__(transport)
         self._clock = clock or time.monotonic  # As it is now: whole nodes run in virtual time, too.
         self._take: Callable[[bytes], bool] | None = None
         self._held = b""  # What has arrived of a frame, or waits for `begin` or for the next turn of the loop.
         self._waits = True
         self._told_at = -TELL_S
         self._passes = False  # Whether aiohttp gets everything, for good.
-        transport.set_protocol(self)
 
     def begin(self, take: Callable[[bytes], bool]) -> None:
         """From now on, binary messages go to `take`. If it returns False, it has done nothing."""
@@ -80,7 +108,7 @@ class DirectReader(asyncio.Protocol):
         self._take, self._passes = None, True
         if self._held:
             self._go_on()
-        self._leave()
+        self.leave()
 
     def data_received(self, data: bytes) -> None:
         """Take what is whole of it, and hold the rest."""
@@ -126,13 +154,9 @@ class DirectReader(asyncio.Protocol):
         if size - at >= 2 or self._take is None:
             self._take, self._passes = None, True
             self._pass_on(data[at:])
-            self._leave()
+            self.leave()
         else:
             self._held = data[at:]
-
-    def _leave(self) -> None:
-        if not self._transport.is_closing() and self._transport.get_protocol() is self:
-            self._transport.set_protocol(self._protocol)
 
     def _tell_of_data(self, now: float) -> None:
         """Once in a while, let aiohttp know that the other end is alive: then it need not ping it."""
@@ -160,19 +184,7 @@ class DirectReader(asyncio.Protocol):
             self._transport.resume_reading()
         self.data_received(b"")
 
-    def eof_received(self) -> bool | None:
-        """As aiohttp does."""
-        return self._protocol.eof_received()
-
-    def pause_writing(self) -> None:
-        """As aiohttp does."""
-        self._protocol.pause_writing()
-
-    def resume_writing(self) -> None:
-        """As aiohttp does."""
-        self._protocol.resume_writing()
-
     def connection_lost(self, exc: Exception | None) -> None:
-        """As aiohttp does."""
+        """Forget what has arrived of a frame."""
         self._take, self._held = None, b""
-        self._protocol.connection_lost(exc)
+        super().connection_lost(exc)

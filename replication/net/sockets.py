@@ -24,6 +24,8 @@ from aiohttp import (
 )
 from aiohttp.client_proto import ResponseHandler
 
+from .direct import Interposed
+
 Socket = ClientWebSocketResponse | web.WebSocketResponse
 
 ELECTION_TIMEOUT_S = 1.0
@@ -222,25 +224,16 @@ def of_a_stranger(socket: Socket, most_bytes: int) -> Generator[None]:
             raise StrangerSentTooMuch(f"it sent more than {most_bytes} bytes in its hello") from None
         raise
     socket._autoping = answers_pings  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    limit.lift()
+    limit.leave()
 
 
-class _StrangerLimit(asyncio.Protocol):
-    """Replaces a transport's protocol, counts the arriving bytes, and passes them on up to a limit."""
+class _StrangerLimit(Interposed):
+    """Counts the bytes that arrive, and passes them on up to a limit."""
 
     def __init__(self, transport: asyncio.Transport, most_bytes: int) -> None:
+        super().__init__(transport)
         self.is_exceeded = False
-        self._transport = transport
-        protocol = transport.get_protocol()
-        if not isinstance(protocol, asyncio.Protocol):
-            raise TypeError(f"{type(protocol).__name__} takes no bytes")
-        self._protocol = protocol
         self._left = most_bytes
-        transport.set_protocol(self)
-
-    def lift(self) -> None:
-        """Restore the original protocol."""
-        self._transport.set_protocol(self._protocol)
 
     def data_received(self, data: bytes) -> None:
         self._left -= len(data)
@@ -249,18 +242,6 @@ class _StrangerLimit(asyncio.Protocol):
             self._transport.abort()
         else:
             self._protocol.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        return self._protocol.eof_received()
-
-    def pause_writing(self) -> None:
-        self._protocol.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._protocol.resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._protocol.connection_lost(exc)
 
 
 class Pinger:
