@@ -1,10 +1,13 @@
 """Measures how long the turns of the event loop take, and notes which functions ran in a long one.
 
 A blocked loop answers neither callers nor peers, who then elect another leader. After each PERIOD_S of CPU time of the
-process, SIGPROF has the loop read the CPU time of its thread, once the present turn is over. Any time beyond one period
+process, SIGPROF has the loop read the CPU time of its thread, once the present turn is over. Time beyond one period
 between two readings was used in a single turn, because after a short one the loop would have read it earlier. So a turn
 is measured as up to one period shorter than it was. Time during which the process was paused or waited for a CPU does
-not count, and a process without work is not woken.
+not count.
+
+The kernel counts by its ticks: of a process that sleeps most of the time it may notice little. So that many short turns
+are not taken for one, the loop reads the time every READ_S, too, when other timers wake it anyway.
 
 Once a turn has taken LONG_S, the handler of the signal notes the running functions.
 """
@@ -21,10 +24,12 @@ from typing import Any, NamedTuple
 import structlog
 
 import quire
-from quire.replication import Durations
+from quire.replication import Durations, next_tick
 
 PERIOD_S = 0.01
 """CPU time of the process between two signals."""
+READ_S = 0.05
+"""A multiple of it is when a node's other timers go off."""
 LONG_S = 0.05
 LOG_INTERVAL_S = 1.0
 READY_INTERVAL_S = 0.25
@@ -66,6 +71,7 @@ class Turns:
         self._loop: asyncio.AbstractEventLoop
         self._after: Callable[[], None]
         self._is_due = False
+        self._reading: asyncio.Task[None] | None = None
 
     def start(self, is_ready: Callable[[], bool], after: Callable[[], None] = lambda: None) -> None:
         """Begin to measure, on the main thread. Turns before `is_ready` first returned true are counted separately.
@@ -79,10 +85,13 @@ class Turns:
         signal.signal(signal.SIGPROF, self.interrupted)
         signal.siginterrupt(signal.SIGPROF, False)
         signal.setitimer(signal.ITIMER_PROF, PERIOD_S, PERIOD_S)
+        self._reading = asyncio.create_task(self._read(), name="turns")
 
     def stop(self) -> None:
         """Stop measuring: the node is shutting down."""
         signal.setitimer(signal.ITIMER_PROF, 0.0)
+        if self._reading is not None:
+            self._reading.cancel()
         gc.callbacks.remove(self._collecting)
 
     def interrupted(self, _number: int, frame: FrameType | None) -> None:
@@ -92,6 +101,11 @@ class Turns:
             self._loop.call_soon_threadsafe(self._turned)
         if not self._sample and self._cpu() - self._used >= LONG_S:
             self._sample = what_runs(frame)
+
+    async def _read(self) -> None:
+        while True:
+            await next_tick(READ_S)
+            self.look()
 
     def _turned(self) -> None:
         self._is_due = False

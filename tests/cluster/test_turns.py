@@ -3,13 +3,15 @@
 import asyncio
 import gc
 import inspect
+import signal
 import time
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from quire.cluster.node.turns import LOG_INTERVAL_S, LONG_S, PERIOD_S, Turns, what_runs
+from quire.cluster.node.turns import LOG_INTERVAL_S, LONG_S, PERIOD_S, READ_S, Turns, what_runs
+from quire.replication import next_tick
 
 
 class Clocks:
@@ -74,6 +76,21 @@ async def test_what_takes_long_before_the_node_is_ready_is_told_apart_and_does_n
             clocks.passes(turns, 1.0, 0.5)
         assert [entry["event"] for entry in of_turns(entries)] == ["long turn at the start"]
         assert turns.longest.cpu_s == 0
+    finally:
+        turns.stop()
+
+
+@pytest.mark.asyncio
+async def test_many_short_turns_that_no_signal_tells_of_are_no_long_one() -> None:
+    clocks = Clocks()
+    turns = clocks.turns()
+    signal.setitimer(signal.ITIMER_PROF, 0.0)
+    try:
+        for _ in range(20):
+            clocks.used += 0.01
+            await next_tick(READ_S)
+        turns.look()
+        assert turns.longest.cpu_s < LONG_S / 2
     finally:
         turns.stop()
 
