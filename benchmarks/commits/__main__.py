@@ -24,7 +24,6 @@ from rich.console import Console
 
 from quire.cluster.client import connect
 
-from .. import callers
 from ..paired import LOADS, Pair, alternate, table
 from ..write_path import TABLE_WIDTH, Cluster
 from .builds import BuildFailed, commit_of, installed
@@ -35,6 +34,7 @@ IDLE_SECONDS = 3.0
 TRACED_S = 1.0
 TRACED_SLICES = 1
 READY_TIMEOUT_S = 120.0
+POLL_S = 0.05
 
 
 class Running(NamedTuple):
@@ -87,11 +87,19 @@ class Commit:
             return {"leader calls/s": leader / TRACED_S, "follower calls/s": follower / TRACED_S}
         self._cluster.seconds, seconds = 3 * TRACED_S, self._cluster.seconds
         loading = asyncio.create_task(self._cluster.streams(load, "", *LOADS[load]))
-        await asyncio.sleep(callers.WARM_S)
+        await self._under(load)
         (leader, follower), commands = await self._traced()
         await loading
         self._cluster.seconds = seconds
         return {"leader calls": leader / commands, "follower calls": follower / commands}
+
+    async def _under(self, load: str) -> None:
+        """Wait until every caller has a session and was answered."""
+        callers, commands, _ = LOADS[load]
+        async with connect(self._cluster.address) as client:
+            before = (await client.bounds()).highest_index
+            while (await client.bounds()).highest_index < before + 2 * callers * commands:  # noqa: ASYNC110
+                await asyncio.sleep(POLL_S)
 
     async def _traced(self) -> tuple[tuple[int, int], int]:
         """The system calls of the leader and of one follower, and the log's records meanwhile."""
