@@ -70,8 +70,8 @@ class Turns:
         self._collecting_since = self._collected_s = 0.0
         self._loop: asyncio.AbstractEventLoop
         self._after: Callable[[], None]
+        self._reading: asyncio.Task[None]
         self._is_due = False
-        self._reading: asyncio.Task[None] | None = None
 
     def start(self, is_ready: Callable[[], bool], after: Callable[[], None] = lambda: None) -> None:
         """Begin to measure, on the main thread. Turns before `is_ready` first returned true are counted separately.
@@ -90,8 +90,7 @@ class Turns:
     def stop(self) -> None:
         """Stop measuring: the node is shutting down."""
         signal.setitimer(signal.ITIMER_PROF, 0.0)
-        if self._reading is not None:
-            self._reading.cancel()
+        self._reading.cancel()
         gc.callbacks.remove(self._collecting)
 
     def interrupted(self, _number: int, frame: FrameType | None) -> None:
