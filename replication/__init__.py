@@ -1,52 +1,37 @@
 """Replication: the protocol core without I/O (`core`), and the aiohttp links and streams around it."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from quire import exports
+
 if TYPE_CHECKING:
-    from .core import NODE_ID, Member, Members, Promise, Reason, Role
-    from .disk import Disk, Placed, Write
-    from .durations import Durations
-    from .ports import Ports
-    from .promises import PromiseFile, PromiseLost
-    from .replica import Replica, ReplicaOptions, next_tick
-    from .witnesses import Witnesses, WitnessForeign
+    from .core import NODE_ID as NODE_ID
+    from .core import Member as Member
+    from .core import Members as Members
+    from .core import Promise as Promise
+    from .core import Reason as Reason
+    from .core import Role as Role
+    from .disk import Disk as Disk
+    from .disk import Placed as Placed
+    from .disk import Write as Write
+    from .durations import Durations as Durations
+    from .ports import Ports as Ports
+    from .promises import PromiseFile as PromiseFile
+    from .promises import PromiseLost as PromiseLost
+    from .replica import Replica as Replica
+    from .replica import ReplicaOptions as ReplicaOptions
+    from .replica import next_tick as next_tick
+    from .witnesses import Witnesses as Witnesses
+    from .witnesses import WitnessForeign as WitnessForeign
 
-__all__ = [
-    "NODE_ID",
-    "Disk",
-    "Durations",
-    "Member",
-    "Members",
-    "Placed",
-    "Ports",
-    "Promise",
-    "PromiseFile",
-    "PromiseLost",
-    "Reason",
-    "Replica",
-    "ReplicaOptions",
-    "Role",
-    "WitnessForeign",
-    "Witnesses",
-    "Write",
-    "next_tick",
-]
-
+# Imported when first asked for: a command or a standalone log needs only the address parser; the rest takes 150 ms.
 _MODULES = {
-    "core": ("NODE_ID", "Member", "Members", "Promise", "Reason", "Role"),
-    "disk": ("Disk", "Placed", "Write"),
-    "durations": ("Durations",),
-    "ports": ("Ports",),
-    "promises": ("PromiseFile", "PromiseLost"),
-    "replica": ("Replica", "ReplicaOptions", "next_tick"),
-    "witnesses": ("Witnesses", "WitnessForeign"),
+    "core": "NODE_ID Member Members Promise Reason Role",
+    "disk": "Disk Placed Write",
+    "durations": "Durations",
+    "ports": "Ports",
+    "promises": "PromiseFile PromiseLost",
+    "replica": "Replica ReplicaOptions next_tick",
+    "witnesses": "Witnesses WitnessForeign",
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
-
-
-def __getattr__(name: str) -> object:
-    # Lazily: a command or a standalone log needs only the address parser, and the rest takes 150 ms to import.
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
+__getattr__ = exports(__name__, _MODULES)

@@ -1,5 +1,7 @@
 """A replicated state machine: one durable log, and the same state on every node."""
 
+import sys
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -11,11 +13,26 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "connect", "connect_sync"]
 
 
-def __getattr__(name: str) -> object:
-    # Lazily, because a node, a Spark worker or a tool that reads a log imports quire without needing the client.
-    if name not in ("connect", "connect_sync"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("quire.cluster.client"), name)
+def exports(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
+    """The `__getattr__` of a package that offers names of its modules, and imports a module when it is first used.
+
+    `modules` has the names that each module of the package offers, with spaces between them. The package imports the
+    same names under `TYPE_CHECKING`; a test compares the two.
+    """
+    module_of = {name: module for module, names in modules.items() for name in names.split()}
+
+    def find(name: str) -> object:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        found: object = getattr(import_module(f"{package}.{module_of[name]}"), name)
+        setattr(sys.modules[package], name, found)
+        return found
+
+    return find
+
+
+# A node, a Spark worker or a tool that reads a log imports quire without needing the client.
+__getattr__ = exports(__name__, {"cluster.client": "connect connect_sync"})
 
 
 class QuireError(Exception):

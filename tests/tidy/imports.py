@@ -23,7 +23,7 @@ PACKAGES = frozenset({"log", "sm", "replication", "cluster", "pipeline"})
 CLIENT_ONLY = frozenset({"pipeline", "src"})
 READING = frozenset({"access", "terminal", "values"})
 
-ROOT_ERROR = "quire.QuireError"  # Each package may derive its errors from it.
+ROOT = frozenset({"quire.QuireError", "quire.exports"})  # Each package may have errors, and export names lazily.
 
 CORE = PurePosixPath("replication/core")
 CLOCKS = ["datetime", "time"]
@@ -77,7 +77,7 @@ def _absolute(source: Source, name: str) -> str:
     if parts[0] != "quire" or source.folder not in MAY_IMPORT:
         return ""
     target = parts[1] if len(parts) > 1 and parts[1] in PACKAGES else "quire"
-    if name == ROOT_ERROR:
+    if name in ROOT:
         return ""
     if target == source.folder:
         return f"imports its own package as quire.{target}: imports are relative inside a package"

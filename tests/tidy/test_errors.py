@@ -38,6 +38,7 @@ OF_OTHERS = {
     "ForkedClient",
     "MachineFaulty",
     "Refused",
+    "OutputLost",  # Of the command line, which no command handles as its own.
     "StrangerSentTooMuch",
 }
 """Errors of an HTTP client, a device, the program, a test, a socket; a machine's reply. Caught as such."""
@@ -89,7 +90,15 @@ def a_value(kind: Any) -> Any:
         return cast("type[Any]", kind)(
             *(a_value(get_type_hints(kind)[each.name]) for each in fields(kind) if each.default is MISSING)
         )
-    given: dict[Any, Any] = {int: 7, str: "words", bytes: b"\x07", float: 7.5, bool: True, Path: Path("file")}
+    given: dict[Any, Any] = {
+        int: 7,
+        str: "words",
+        bytes: b"\x07",
+        float: 7.5,
+        bool: True,
+        Path: Path("file"),
+        OSError: OSError(5, "words"),
+    }
     return given[kind] if kind in given else kind()
 
 
