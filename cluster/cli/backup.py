@@ -1,44 +1,36 @@
 """`quire backup`: backs a cluster up to a folder or an object store, and shows and verifies what is there."""
 
-import asyncio
 import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Generator
-from contextlib import aclosing, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
-from typer.core import TyperGroup
 
-from quire.log import LogError, wall_clock
-from quire.replication.address import host_and_port
-from quire.sm import MachineError
-from quire.sm.machines.registry import load_machine
-
-from ..backup.contents import MICROSECONDS, read_all, shown_time
-from ..backup.keeper import Keeper, serve_metrics
-from ..backup.manifest import Manifest, sizes_of
-from ..backup.object_store import check_conditional, open_store
-from ..backup.run import Backup, Outcome
-from ..backup.store import Store
-from ..backup.verify import Verification, replay
-from ..client import Client, ClientError, Status
-from ..data_dir.identity import IDENTITY_FILE
 from ..errors import ClusterError
 from .connection import DEFAULT_TIMEOUT_S, ClusterOptions, Json, Timeout, ask, connecting, exit_of, fail_usage
+from .group import Group
 from .output import Exit, complain, say, to_json
 from .progress import shown_bytes
 
+if TYPE_CHECKING:
+    from ..backup.keeper import Keeper
+    from ..backup.manifest import Manifest
+    from ..backup.run import Outcome
+    from ..backup.store import Store
+    from ..client import Client, Status
+
 T = TypeVar("T")
 
+MICROSECONDS = 1_000_000
 DAY_US = 86_400 * MICROSECONDS
 MAX_LAG_S = 600.0
 
 
-class _RunByDefault(TyperGroup):
+class _RunByDefault(Group):
     """A group whose command `run` need not be named."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
@@ -86,6 +78,16 @@ def run(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Bring a backup up to date; with --every, keep it so until Ctrl-C."""
+    import asyncio
+    from functools import partial
+
+    from quire.log import wall_clock
+
+    from ..backup.keeper import Keeper
+    from ..backup.object_store import check_conditional
+    from ..backup.run import Backup
+    from ..data_dir.identity import IDENTITY_FILE
+
     if metrics is not None and every is None:
         fail_usage("--metrics goes with --every SECONDS")
     servers, place = cluster.servers.split(","), None if metrics is None else _metrics_address(metrics)
@@ -98,7 +100,7 @@ def run(
         check = partial(check_conditional, store)
         keeper = Keeper(backup, lambda: cluster.connect(timeout), servers, wall_clock, check)
 
-        def done(outcome: Outcome) -> None:
+        def done(outcome: "Outcome") -> None:
             _tell(outcome, keeper, as_json=as_json)
 
         if every is None:
@@ -115,6 +117,8 @@ async def _until_stopped(main: Coroutine[object, object, T], code: Callable[[], 
 
     At once: a thread that waits for a stalled store cannot be interrupted. What a manifest does not name is lost.
     """
+    import asyncio
+
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, lambda: os._exit(code()))
     return await main
@@ -126,6 +130,8 @@ def _interrupted() -> Exit:
 
 
 def _metrics_address(text: str) -> tuple[str, int]:
+    from quire.replication.address import host_and_port
+
     host, _, port = text.rpartition(":")
     try:
         return host_and_port(f"{host or '127.0.0.1'}:{port}")
@@ -133,14 +139,16 @@ def _metrics_address(text: str) -> tuple[str, int]:
         fail_usage(f"--metrics: {error}")
 
 
-def _serve(keeper: Keeper, address: tuple[str, int]) -> None:
+def _serve(keeper: "Keeper", address: tuple[str, int]) -> None:
+    from ..backup.keeper import serve_metrics
+
     try:
         serve_metrics(keeper, *address)
     except OSError as error:
         fail_usage(f"--metrics {address[0]}:{address[1]}: {(error.strerror or str(error)).lower()}")
 
 
-def _tell(outcome: Outcome, keeper: Keeper, *, as_json: bool) -> None:
+def _tell(outcome: "Outcome", keeper: "Keeper", *, as_json: bool) -> None:
     manifest, lag = outcome.manifest, keeper.lag
     if as_json:
         facts: dict[str, object] = {"manifest": manifest.number, "new": outcome.is_new, "node": manifest.node}
@@ -155,6 +163,8 @@ def _tell(outcome: Outcome, keeper: Keeper, *, as_json: bool) -> None:
 @app.command(name="list")
 def list_manifests(source: Place, store_option: StoreOptions = None, as_json: Json = False) -> None:
     """List the manifests: what can be restored."""
+    from ..backup.contents import read_all, shown_time
+
     with failing():
         manifests = read_all(store_of(source, store_option), complain)
     if as_json:
@@ -166,7 +176,7 @@ def list_manifests(source: Place, store_option: StoreOptions = None, as_json: Js
         say(f"{row}  {len(each.snapshots):>9}  {each.size:>15,}  {each.node}")
 
 
-def _row(manifest: Manifest) -> dict[str, object]:
+def _row(manifest: "Manifest") -> dict[str, object]:
     row: dict[str, object] = {"manifest": manifest.number, "time": manifest.time, "chain": manifest.chain}
     row |= {"base": manifest.base, "end": manifest.end.index, "epoch": manifest.end.epoch}
     row |= {"snapshots": [snapshot.index for snapshot in manifest.snapshots], "bytes": manifest.size}
@@ -187,6 +197,12 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Read every file of a backup, and recompute every checksum and the chain."""
+    from quire.sm.machines.registry import load_machine
+
+    from ..backup.contents import read_all
+    from ..backup.manifest import sizes_of
+    from ..backup.verify import Verification, replay
+
     with failing():
         store = store_of(source, store_option)
         manifests = read_all(store, complain)
@@ -221,6 +237,8 @@ def status(
     timeout: Timeout = 5.0,
 ) -> None:
     """Show the newest manifest, and how far the backup lags behind the cluster."""
+    from ..backup.contents import read_all, shown_time
+
     with failing():
         last = read_all(store_of(source, store_option), complain)[-1]
     now, missing = ask(cluster, timeout, lambda client: _now(client, last.end.index))
@@ -241,8 +259,10 @@ def status(
         raise typer.Exit(Exit.FAILED)
 
 
-async def _now(client: Client, end: int) -> tuple[Status, int | None]:
+async def _now(client: "Client", end: int) -> "tuple[Status, int | None]":
     """The leader's status, and the time of the first record that a backup with this end lacks; None if unknown."""
+    from contextlib import aclosing
+
     status = await client.status()
     if status["commit_index"] > end >= status["lowest_index"]:
         async with aclosing(client.pages.history(end, end + 1)) as pages:
@@ -251,8 +271,10 @@ async def _now(client: Client, end: int) -> tuple[Status, int | None]:
     return status, None
 
 
-def store_of(place: str, options: list[str] | None) -> Store:
+def store_of(place: str, options: list[str] | None) -> "Store":
     """The store of a backup. If an option is no KEY=VALUE, print why and exit. Raises StoreRefused."""
+    from ..backup.object_store import open_store
+
     pairs = [option.partition("=") for option in options or []]
     if wrong := [name for name, equals, _ in pairs if not equals or not name]:
         fail_usage(f"--store-option {wrong[0]!r}: write it as KEY=VALUE")
@@ -262,6 +284,11 @@ def store_of(place: str, options: list[str] | None) -> Store:
 @contextmanager
 def failing() -> Generator[None]:
     """Print why a command failed, and exit."""
+    from quire.log import LogError
+    from quire.sm import MachineError
+
+    from ..client import ClientError
+
     try:
         yield
     except ClientError as error:

@@ -10,9 +10,12 @@ import typer
 
 from ..errors import ClusterError
 from .connection import Json
+from .group import Group
 from .output import Exit, complain, say, to_json
 
-certs_app = typer.Typer(name="certs", no_args_is_help=True, help="The certificates of a cluster's nodes, and their CA.")
+certs_app = typer.Typer(
+    name="certs", cls=Group, no_args_is_help=True, help="The certificates of a cluster's nodes, and their CA."
+)
 
 MAX_DAYS = 7300
 PACKAGE = "cryptography"
@@ -35,7 +38,7 @@ def init(
     certs retire` and copy ca.crt again.
     """
     with _refusals():
-        from ..access import certificates  # noqa: PLC0415  # The package is an extra.
+        from ..access import certificates  # The package is an extra.
 
         make = certificates.add_ca if following else certificates.make_ca
         make(folder, cluster, days or certificates.CA_DAYS)
@@ -64,7 +67,7 @@ def node(
     its files again when they change: copy NODE.key and NODE.crt over the old ones.
     """
     with _refusals():
-        from ..access import certificates  # noqa: PLC0415  # The package is an extra.
+        from ..access import certificates  # The package is an extra.
 
         names = certificates.make_node(folder, node, hosts or (), days or certificates.NODE_DAYS)
     say(
@@ -80,7 +83,7 @@ def retire(folder: Folder) -> None:
     It is refused while a certificate in DIR is signed by that CA. Run it when every node has its new certificate.
     """
     with _refusals():
-        from ..access import certificates  # noqa: PLC0415  # The package is an extra.
+        from ..access import certificates  # The package is an extra.
 
         removed = certificates.retire_ca(folder)
     if removed:
@@ -96,7 +99,7 @@ def show(
 ) -> None:
     """Show what certificates are for, their names and expiry, and the CA that signed them."""
     with _refusals():
-        from ..access import certificates  # noqa: PLC0415  # The package is an extra.
+        from ..access import certificates  # The package is an extra.
 
         rows = certificates.show(path)
     for row in rows:

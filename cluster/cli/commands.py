@@ -1,50 +1,113 @@
-"""The commands of `quire`, except the flags of `serve`. They print plain text for people, and JSON with `--json`."""
+"""The commands of `quire`, each imported when it is named: most commands run for less time than all imports take.
 
-import re
-import sys
-from contextlib import aclosing
-from dataclasses import asdict
-from functools import partial
-from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
-from typing import Annotated
+A module of a command imports typer and little else at its top, so that its help and its usage errors come at once. What
+it needs to do its work (the client, a table, a backup) it imports when it runs.
+"""
+
+import signal
+from importlib import import_module
+from typing import Annotated, NamedTuple
 
 import typer
+import typer.main
 
 import quire
 
-from ..client import Client, Consistency
-from ..client.records import Record
-from ..errors import Malformed
-from ..terminal import EscapingStream
-from ..values import DEPTH_LIMIT, decode_json
-from .certs import certs_app
-from .connection import (
-    DEFAULT_TIMEOUT_S,
-    ClusterOptions,
-    Json,
-    Timeout,
-    ask,
-    connecting,
-    fail_usage,
-    run_until_stopped,
-)
-from .credentials import secret_app, token_app
-from .export import export_range
-from .load import BATCH_COMMANDS, load_file
-from .operating.admin import admin_app, code_app, session_app
-from .operating.members import drain_app, members_app
-from .operating.recover import recover_app
-from .operating.roll import roll_app
-from .output import Exit, complain, printable, say, to_json
-from .status import show_status, watch_status
+from .group import Group
+from .output import Exit, OutputLost, complain, lost, prepare_streams, say
 
 ABOUT = "A replicated state machine: one durable log, and the same state on every node."
 
-app = typer.Typer(name="quire", help=ABOUT, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
-COMMANDS_GROUP = "quire.commands"  # The entry points of command groups, of this and other packages.
-RAW_LIMIT_BYTES = 1 << 30  # More than any frame may hold. Keeps an endless stdin from filling the memory.
+class Place(NamedTuple):
+    """Where a command is, as `module:application`, and its line in the list of commands."""
+
+    at: str
+    about: str
+
+
+CALLS, OPERATING = "quire.cluster.cli.calls", "quire.cluster.cli.operating"
+
+COMMANDS = {
+    "serve": Place("quire.cluster.cli.commands:serve_app", "Run one node of a cluster, or a standalone log."),
+    "apply": Place(f"{CALLS}.writing:app", "Apply one command and print its result."),
+    "append": Place(f"{CALLS}.writing:app", "Append one record, and print its index and its result."),
+    "load": Place(f"{CALLS}.writing:app", "Apply a file of commands in order, each exactly once."),
+    "read": Place(f"{CALLS}.reading:app", "Print one record, or a range with indices."),
+    "tail": Place(f"{CALLS}.reading:app", "Print new records as lines of JSON, until Ctrl-C."),
+    "state": Place(f"{CALLS}.reading:app", "Print the machine's state, applied index and digest."),
+    "query": Place(f"{CALLS}.reading:app", "Print the machine's answer to a request."),
+    "get": Place(f"{CALLS}.kv:app", "Print the value of a key of the kv machine."),
+    "put": Place(f"{CALLS}.kv:app", "Set a key of the kv machine."),
+    "scan": Place(f"{CALLS}.kv:app", "Print the keys that start with a prefix, and their values."),
+    "status": Place(f"{CALLS}.reading:app", "Show every node: role, indices, lag and digest."),
+    "transfer": Place(f"{OPERATING}.admin:admin_app", "Move leadership to another node."),
+    "snapshot": Place(f"{OPERATING}.admin:admin_app", "Take a snapshot on every node."),
+    "expire": Place(f"{OPERATING}.admin:admin_app", "Delete expired log segments on every node now."),
+    "members": Place(f"{OPERATING}.members:members_app", "Show the members; add, remove, promote, demote or move one."),
+    "drain": Place(f"{OPERATING}.members:drain_app", "Hand over leadership and keep a node from leading."),
+    "undrain": Place(f"{OPERATING}.members:drain_app", "Let a drained node lead again."),
+    "roll": Place(f"{OPERATING}.roll:roll_app", "Restart each member in turn, the leader last."),
+    "recover": Place(f"{OPERATING}.recover:recover_app", "Make the survivor of a lost majority a cluster of one."),
+    "session": Place(f"{OPERATING}.admin:session_app", "Open, show and close sessions."),
+    "admin": Place(f"{OPERATING}.admin:code_app", "Accept changed code of the machine."),
+    "backup": Place("quire.cluster.cli.backup:app", "Back a cluster up, or verify what is there."),
+    "restore": Place(f"{OPERATING}.restore:restore_app", "Make a cluster of one node from a backup."),
+    "log": Place("quire.cluster.cli.log_files:app", "Inspect or repair the files of a log that no process uses."),
+    "spark": Place("quire.pipeline.cli:app", "Run jobs over a whole log on Spark: archive, scrub, replay, report."),
+    "secret": Place("quire.cluster.cli.credentials:secret_app", "The secret by which nodes authenticate each other."),
+    "token": Place("quire.cluster.cli.credentials:token_app", "The tokens by which clients are known."),
+    "certs": Place("quire.cluster.cli.certs:certs_app", "The certificates of a cluster's nodes, and their CA."),
+    "demo": Place("quire.cluster.cli.demo:demo_app", "Run three nodes and compare their answers."),
+}
+
+
+def group_of(place: Place) -> typer.Typer:
+    """The application that holds a command, imported."""
+    module, _, attribute = place.at.partition(":")
+    found: typer.Typer = getattr(import_module(module), attribute)
+    return found
+
+
+class Commands(Group):
+    """The group of all commands, which imports the one that is asked for."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        """All names, in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: typer.Context, cmd_name: str):  # type: ignore[no-untyped-def, override]
+        """The command or the group of this name; None if there is none."""
+        if cmd_name not in COMMANDS:
+            return None
+        application = group_of(COMMANDS[cmd_name])
+        application.rich_markup_mode = None  # Rich takes four times as long as the rest.
+        group = typer.main.get_group(application)
+        return group if application.info.name == cmd_name else group.commands[cmd_name]
+
+    def format_commands(self, ctx: typer.Context, formatter) -> None:  # type: ignore[no-untyped-def, override]
+        """The list of commands, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, place.about) for name, place in COMMANDS.items()])
+
+    def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
+        """Run the command; what ends it otherwise is a sentence and an exit code."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            complain("interrupted")
+            raise typer.Exit(Exit.INTERRUPTED) from None
+
+
+app = typer.Typer(
+    name="quire",
+    cls=Commands,
+    help=ABOUT,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+serve_app = typer.Typer()
 
 
 def _print_version(asked: bool) -> None:
@@ -62,266 +125,31 @@ def quire_command(
     """Hold the options that precede a command."""
 
 
-@app.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@serve_app.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def serve(context: typer.Context) -> None:
     """Run one node of a cluster, or a standalone log."""
-    from ..serve.node_service import serve as run_node  # noqa: PLC0415  # Only this command needs the node's modules.
+    from ..serve.node_service import serve as run_node  # `main` begins it without typer.
 
     raise typer.Exit(run_node(context.args))
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
-@connecting
-def apply(
-    cluster: ClusterOptions,
-    operation: Annotated[str, typer.Argument(help="For the arithmetic machine: add, sub, mul or div.")],
-    operands: Annotated[list[str] | None, typer.Argument(help="Integers; anything else is sent as a string.")] = None,
-    as_json: Json = False,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-) -> None:
-    """Apply one command and print its result. Example: quire apply add 3"""
-    command = [operation, *map(parse_operand, operands or [])]
-    result = ask(cluster, timeout, lambda client: client.apply(command))
-    say(f'{{"result": {to_json(result)}}}' if as_json else printable(result))
-
-
-@app.command(context_settings={"ignore_unknown_options": True})
-@connecting
-def append(
-    cluster: ClusterOptions,
-    value: Annotated[str | None, typer.Argument(help="The record as JSON, as in '[\"add\", 3]'.")] = None,
-    raw: Annotated[
-        Path | None, typer.Option("--raw", metavar="FILE", help="Append the bytes of a file; - reads stdin.")
-    ] = None,
-    as_json: Json = False,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-) -> None:
-    """Append one record and print its index. The record is a JSON value or raw bytes."""
-    if (value is None) == (raw is None):
-        fail_usage("give either a JSON value or --raw FILE")
-    record = read_raw(raw) if raw is not None else parse_json(value or "")
-    index = ask(cluster, timeout, lambda client: client.append(record))
-    say(f'{{"index": {to_json(index)}}}' if as_json else printable(index))
-
-
-@app.command()
-@connecting
-def load(
-    cluster: ClusterOptions,
-    file: Annotated[Path, typer.Argument(help="NDJSON, one command per line; - reads stdin.")],
-    batch: Annotated[
-        int, typer.Option("--batch", min=1, help="Commands per frame. A frame is applied as a whole or not at all.")
-    ] = BATCH_COMMANDS,
-    session: Annotated[
-        str | None,
-        typer.Option("--session", metavar="NAME", help="Continue after the lines already loaded under this name."),
-    ] = None,
-    close_session: Annotated[
-        bool,
-        typer.Option(
-            "--close-session", help="Close the session at the end. Another run then starts from the first line."
-        ),
-    ] = False,
-    acknowledged: Annotated[
-        Path | None,
-        typer.Option(
-            "--acknowledged", metavar="FILE", help="Append a JSON line for each acknowledged batch to a file."
-        ),
-    ] = None,
-    as_json: Json = False,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-) -> None:
-    """Apply a file of commands in order, each exactly once."""
-    if close_session and not session:
-        fail_usage("--close-session goes with --session NAME")
-    code = load_file(
-        cluster,
-        file,
-        batch,
-        acknowledged,
-        as_json=as_json,
-        timeout_s=timeout,
-        session=session or None,
-        close=close_session,
-    )
-    raise typer.Exit(code)
-
-
-@app.command()
-@connecting
-def read(
-    cluster: ClusterOptions,
-    index: Annotated[int | None, typer.Argument(min=0, help="The record's index. For a range: --from, --to.")] = None,
-    from_index: Annotated[int | None, typer.Option("--from", min=0, help="First index of the range.")] = None,
-    to_index: Annotated[int | None, typer.Option("--to", min=0, help="End of the range, exclusive.")] = None,
-    export: Annotated[
-        bool, typer.Option("--export", help="Print the commands that executed, without retries, for `quire load`.")
-    ] = False,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Write a record that is bytes or a string unchanged, without a line end.")
-    ] = False,
-    as_json: Json = False,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-) -> None:
-    """Print one record, or a range with indices. Records that did not execute, such as retries, are marked."""
-    if index is not None and (export or from_index is not None or to_index is not None):
-        fail_usage("give either an index or a range, not both; --export takes a range")
-    if raw and (index is None or as_json):
-        fail_usage("--raw goes with an index, and without --json")
-    if export:
-        raise typer.Exit(export_range(cluster, from_index, to_index, timeout))
-
-    async def print_range(client: Client) -> None:
-        async for record in client.read_range(from_index, to_index):
-            say(*([to_json(asdict(record))] if as_json else cells_of(record)))
-
-    if index is None:
-        ask(cluster, timeout, print_range)
-        return
-    wanted = index
-    value = ask(cluster, timeout, lambda client: client.read(wanted))
-    if raw:
-        write_raw(wanted, value)
-        return
-    say(to_json({"index": index, "value": value}) if as_json else printable(value))
-
-
-def write_raw(index: int, value: object) -> None:
-    """Write a value to stdout, bytes unchanged. If it is neither bytes nor a string, print why and exit."""
-    if not isinstance(value, bytes | str):
-        complain(f"the record at index {index} is neither bytes nor a string; read it without --raw")
-        raise typer.Exit(Exit.FAILED)
-    sys.stdout.buffer.write(value if isinstance(value, bytes) else value.encode())
-    sys.stdout.buffer.flush()
-
-
-def cells_of(record: Record) -> list[str]:
-    """A record of a range as text: its index, its value, and whether it was not executed."""
-    return [str(record.index), printable(record.value), *(["not executed"] if record.executed is False else [])]
-
-
-@app.command()
-@connecting
-def state(
-    cluster: ClusterOptions,
-    consistency: Annotated[
-        Consistency,
-        typer.Option(
-            "--consistency", help="How fresh the state must be. local: that of the first server, which may be stale."
-        ),
-    ] = "linearizable",
-    as_json: Json = False,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-) -> None:
-    """Print the machine's state, applied index and digest."""
-    asked = cluster.servers.split(",")[0] if consistency == "local" else None
-    answer = ask(cluster, timeout, lambda client: client.state(consistency, server=asked))
-    if as_json:
-        say(to_json(asdict(answer)))
-    else:
-        say(printable(answer.state))
-        say(f"applied_index {answer.applied_index}")
-        say(f"digest {printable(answer.digest)}")
-
-
-@app.command()
-@connecting
-def tail(
-    cluster: ClusterOptions,
-    from_index: Annotated[
-        int | None, typer.Option("--from", min=0, help="First index. Default: new records only.")
-    ] = None,
-    count: Annotated[int | None, typer.Option("--count", min=1, help="Exit after this many records.")] = None,
-    as_json: Json = False,  # noqa: ARG001  # Accepted as everywhere; the output is JSON in any case.
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-) -> None:
-    """Print new records as lines of JSON, until Ctrl-C."""
-    client = cluster.connect(timeout)
-    raise typer.Exit(run_until_stopped(lambda: _print_records(client, from_index, count)))
-
-
-async def _print_records(unopened: Client, from_index: int | None, count: int | None) -> None:
-    left = count
-    async with unopened as client, aclosing(client.pages.tail(from_index)) as pages:
-        async for page in pages:
-            sys.stdout.writelines(to_json(asdict(record)) + "\n" for record in page[:left])
-            sys.stdout.flush()
-            if left is not None:
-                left -= len(page)
-                if left <= 0:
-                    return
-
-
-@app.command()
-@connecting
-def status(
-    cluster: ClusterOptions,
-    watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
-    interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Time between refreshes, with --watch.")
-    ] = 1.0,
-    state: Annotated[bool, typer.Option("--state", help="Show each node's state, if it is not too large.")] = False,
-    as_json: Json = False,
-    timeout: Timeout = 2.0,
-) -> None:
-    """Show every node: role, indices, lag and digest."""
-    if watch:
-        watching = partial(watch_status, cluster, interval, as_json=as_json, timeout_s=timeout, states=state)
-        raise typer.Exit(run_until_stopped(watching))
-    raise typer.Exit(show_status(cluster, as_json=as_json, timeout_s=timeout, states=state))
-
-
-app.add_typer(admin_app)
-app.add_typer(members_app)
-app.add_typer(drain_app)
-app.add_typer(roll_app)
-app.add_typer(recover_app)
-app.add_typer(session_app)
-app.add_typer(code_app)
-app.add_typer(secret_app)
-app.add_typer(token_app)
-app.add_typer(certs_app)
-
-
-def parse_operand(text: str) -> int | str:
-    """An int if the text is one that fits 64 bits; otherwise the text itself, which is how decimals are sent."""
-    if re.fullmatch(r"-?[0-9]{1,20}", text) and -(2**63) <= int(text) < 2**64:
-        return int(text)
-    return text
-
-
-def parse_json(text: str) -> object:
-    """The JSON value of an argument. If it is not valid, print why and exit."""
+def run() -> int:
+    """Run the command that the process's arguments name; return its exit code."""
+    prepare_streams()
     try:
-        return decode_json(text.encode(), DEPTH_LIMIT)
-    except Malformed as error:
-        fail_usage(f"the value cannot be sent: {error.reason}; a string needs its own quotes, as in '\"text\"'")
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        app(prog_name="quire")
+    except SystemExit as ended:
+        return _code_of(ended)
+    except OutputLost as error:
+        return lost(error)
+    except KeyboardInterrupt:
+        complain("interrupted")
+        return Exit.INTERRUPTED
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Nor has an interrupt while Python ends a traceback.
+    return Exit.DONE
 
 
-def read_raw(file: Path) -> bytes:
-    """The bytes of a file, or of stdin for -. If they cannot be read, print why and exit."""
-    try:
-        return sys.stdin.buffer.read(RAW_LIMIT_BYTES) if str(file) == "-" else file.read_bytes()
-    except OSError as error:
-        fail_usage(f"{file} cannot be read: {(error.strerror or str(error)).lower()}; correct the path")
-
-
-def run() -> None:
-    """Run the command that the arguments name, and exit with its code."""
-    sys.stderr = EscapingStream(sys.stderr)  # For what typer, or Python itself, says of arguments and of errors.
-    for group in _groups_of(sys.argv[1:]):
-        loaded: typer.Typer = group.load()
-        is_command = [command.name for command in loaded.registered_commands] == [group.name]
-        app.add_typer(loaded, name=None if is_command else group.name)
-    app(prog_name="quire")
-
-
-def _groups_of(arguments: list[str]) -> list[EntryPoint]:
-    """The command group that the arguments name, if any; all groups if the help lists them.
-
-    Importing all groups takes longer than most commands take to run.
-    """
-    groups = sorted(entry_points(group=COMMANDS_GROUP), key=lambda found: found.name)
-    if not arguments or arguments[0].startswith("-"):
-        return groups
-    return [group for group in groups if group.name == arguments[0]]
+def _code_of(ended: SystemExit) -> int:
+    return ended.code if isinstance(ended.code, int) else int(ended.code is not None)

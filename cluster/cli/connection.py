@@ -1,26 +1,23 @@
-"""Shared by the commands that talk to a cluster: options, a call on an open client, exit codes for its errors."""
+"""Shared by the commands that talk to a cluster: options, a call on an open client, exit codes for its errors.
 
-import asyncio
+The client is imported when it is used: options, help and usage errors need none.
+"""
+
 import inspect
-import os
-import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from functools import update_wrapper
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 import typer
 
-from quire.replication.address import host_and_port
-
-from ..access.client_credentials import TokenRefused, warning_of
-from ..access.tls import TlsRefused
-from ..client import Client, ClientError, OutcomeUnknown, Unavailable, connect
 from .output import Exit, complain
 
-Result = TypeVar("Result")
+if TYPE_CHECKING:
+    from ..client import Client, ClientError
 
+Result = TypeVar("Result")
 Server = Annotated[
     str,
     typer.Option(
@@ -63,8 +60,12 @@ class ClusterOptions:
         """The servers, separated by commas."""
         return servers_of(self.server)
 
-    def connect(self, timeout_s: float, *, session: str | None = None, halt_on_failure: bool = False) -> Client:
+    def connect(self, timeout_s: float, *, session: str | None = None, halt_on_failure: bool = False) -> "Client":
         """A client, not open yet."""
+        from ..access.client_credentials import TokenRefused
+        from ..access.tls import TlsRefused
+        from ..client import connect
+
         try:
             return connect(
                 self.servers,
@@ -82,8 +83,11 @@ def connecting(command: Callable[..., None]) -> Callable[..., None]:
     """The command with the options --server, --token-file and --ca in place of its first parameter."""
 
     def run(server: Server = "", token_file: TokenFile = None, ca: Ca = None, **others: object) -> None:
-        if token_file is not None and (warning := warning_of(token_file)):
-            complain(warning)
+        if token_file is not None:
+            from ..access.client_credentials import warning_of
+
+            if warning := warning_of(token_file):
+                complain(warning)
         command(ClusterOptions(server, token_file, ca), **others)
 
     *options, _ = inspect.signature(run).parameters.values()
@@ -96,11 +100,16 @@ def connecting(command: Callable[..., None]) -> Callable[..., None]:
 def ask(
     cluster: ClusterOptions,
     timeout_s: float,
-    call: Callable[[Client], Awaitable[Result]],
+    call: "Callable[[Client], Awaitable[Result]]",
     *,
     session: str | None = None,
+    writes: bool = False,
 ) -> Result:
-    """The result of one call on an open client. If it fails, print why and exit."""
+    """The result of one call on an open client. If it fails, print why and exit. `writes`: it may change something."""
+    import asyncio
+
+    from ..client import ClientError
+
     unopened = cluster.connect(timeout_s, session=session)
 
     async def run() -> Result:
@@ -111,17 +120,21 @@ def ask(
         return asyncio.run(run())
     except ClientError as error:
         raise typer.Exit(exit_of(error)) from None
+    except KeyboardInterrupt:
+        doubt = "; whether it was executed is unknown: check the state before you send it again"
+        complain(f"interrupted{doubt if writes else ''}")
+        raise typer.Exit(Exit.INTERRUPTED) from None
 
 
 def run_until_stopped(main: Callable[[], Coroutine[object, object, None]]) -> Exit:
-    """Run a command until Ctrl-C or until its pipe is closed; return the exit code."""
+    """Run a command until Ctrl-C; return the exit code."""
+    import asyncio
+
+    from ..client import ClientError
+
     try:
         asyncio.run(main())
     except KeyboardInterrupt:
-        return Exit.DONE
-    except BrokenPipeError:
-        # The reader closed the pipe, as in `quire tail | head`. Without this, Python complains when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.DONE
     except ClientError as error:
         return exit_of(error)
@@ -130,6 +143,8 @@ def run_until_stopped(main: Callable[[], Coroutine[object, object, None]]) -> Ex
 
 def servers_of(server: str) -> str:
     """The servers given with --server. If there is none, or one is not HOST:PORT, print why and exit."""
+    from quire.replication.address import host_and_port
+
     named = [each.strip() for each in server.split(",") if each.strip()]
     if not named:
         fail_usage("no server given; use --server HOST:PORT or set QUIRE_SERVER")
@@ -147,8 +162,10 @@ def fail_usage(sentence: str) -> NoReturn:
     raise typer.Exit(Exit.USAGE)
 
 
-def exit_of(error: ClientError) -> Exit:
+def exit_of(error: "ClientError") -> Exit:
     """Print the error and what to do about it; return the exit code."""
+    from ..client import OutcomeUnknown, Unavailable
+
     match error:
         case OutcomeUnknown():
             complain(f"{error}; check the state or the log before you send it again")

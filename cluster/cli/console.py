@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..terminal import EscapingStream, escaped
+from .output import OutputLost
 
 
 class EscapingConsole(Console):
@@ -21,6 +22,10 @@ class EscapingConsole(Console):
         # A console's own sequences, such as colours, are for the terminal.
         options.setdefault("file", file.below if isinstance(file, EscapingStream) else file)
         super().__init__(stderr=stderr, markup=False, emoji=False, **options)
+
+    def on_broken_pipe(self) -> None:
+        """Raise OutputLost, as everything that prints does."""
+        raise OutputLost(BrokenPipeError())
 
     def render_str(self, text: str, **options: Any) -> Text:
         """The text, escaped."""

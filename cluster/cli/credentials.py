@@ -2,21 +2,24 @@
 
 import re
 import time
-from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from ..access.roles import Role
-from ..access.tokens import NEVER, Token, TokensRefused, add_token, expiry_text, read_tokens, renew_token, revoke_token
-from ..config.secret_file import write_new_secret
 from .connection import Json, fail_usage
+from .group import Group
 from .output import Exit, complain, say, to_json
 
-secret_app = typer.Typer(name="secret", no_args_is_help=True, help="The secret by which nodes authenticate each other.")
-token_app = typer.Typer(name="token", no_args_is_help=True, help="The tokens by which clients are known.")
+if TYPE_CHECKING:
+    from ..access.tokens import Token, TokensRefused
+
+secret_app = typer.Typer(
+    name="secret", cls=Group, no_args_is_help=True, help="The secret by which nodes authenticate each other."
+)
+token_app = typer.Typer(name="token", cls=Group, no_args_is_help=True, help="The tokens by which clients are known.")
 
 File = Annotated[Path, typer.Option("--file", metavar="FILE", help="The token file, as in `quire serve --tokens`.")]
 Expires = Annotated[
@@ -25,7 +28,9 @@ Expires = Annotated[
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Who uses it: 1 to 64 of a-z, 0-9 and ._-")]
 
 SECONDS = {"d": 86_400, "h": 3_600, "m": 60}
-LAST = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
+NEVER = "never"
+LAST = 253_370_764_800.0
+"""The year 9999."""
 DIGEST_CHARACTERS = 12
 """How much of a digest the list shows: enough to compare two files."""
 
@@ -44,6 +49,8 @@ def new_secret(file: Annotated[Path, typer.Argument(help="The file to create. It
 
     Every node of a cluster gets the same file: quire serve --peer-secret-file FILE.
     """
+    from ..config.secret_file import write_new_secret
+
     try:
         write_new_secret(file)
     except FileExistsError:
@@ -69,6 +76,8 @@ def new_token(
     Copy the file to every node first, then use the token. A node reads the file again when it changes. stdout has
     nothing but the token: (umask 077; quire token new app --role write --file tokens > app.token)
     """
+    from ..access.tokens import TokensRefused, add_token
+
     expires_at = _expiry_of(expires, time.time())
     try:
         text = add_token(file, name, Role[role.name], expires_at)
@@ -84,6 +93,8 @@ def renew(name: Name, expires: Expires, file: File, as_json: Json = False) -> No
     Sessions belong to a token's name, so its user keeps them. Copy the file to every node, give the user the new token,
     then run `quire token revoke NAME+old` and copy the file again.
     """
+    from ..access.tokens import TokensRefused, renew_token
+
     expires_at = _expiry_of(expires, time.time())
     try:
         text = renew_token(file, name, expires_at)
@@ -95,6 +106,8 @@ def renew(name: Name, expires: Expires, file: File, as_json: Json = False) -> No
 @token_app.command("list")
 def list_tokens(file: File, as_json: Json = False) -> None:
     """List the tokens: name, role, expiry, and the first digits of the SHA-256."""
+    from ..access.tokens import TokensRefused, read_tokens
+
     try:
         found = read_tokens(file)
     except TokensRefused as error:
@@ -112,6 +125,8 @@ def revoke(name: Name, file: File) -> None:
 
     A node that reads the file ends the token's open streams within a second.
     """
+    from ..access.tokens import TokensRefused, revoke_token
+
     try:
         revoke_token(file, name)
     except TokensRefused as error:
@@ -120,6 +135,8 @@ def revoke(name: Name, file: File) -> None:
 
 
 def _say_token(file: Path, name: str, text: str, *, as_json: bool) -> None:
+    from ..access.tokens import expiry_text, read_tokens
+
     token = read_tokens(file).find(text)
     if token is None:
         complain(f"{file} was changed by someone else: it has no token {name} any more; try again")
@@ -133,7 +150,9 @@ def _say_token(file: Path, name: str, text: str, *, as_json: bool) -> None:
     say(text)
 
 
-def _row(token: Token, now: float) -> dict[str, object]:
+def _row(token: "Token", now: float) -> dict[str, object]:
+    from ..access.tokens import expiry_text
+
     return {
         "name": token.label,
         "role": token.role.word,
@@ -143,7 +162,9 @@ def _row(token: Token, now: float) -> dict[str, object]:
     }
 
 
-def _cells(token: Token, now: float) -> list[str]:
+def _cells(token: "Token", now: float) -> list[str]:
+    from ..access.tokens import expiry_text
+
     expiry = expiry_text(token.expires_at)
     digest = token.digest.hex()[:DIGEST_CHARACTERS]
     return [token.label, token.role.word, f"{expiry} (expired)" if token.is_expired(now) else expiry, digest]
@@ -159,6 +180,6 @@ def _expiry_of(text: str, now: float) -> float | None:
     return at
 
 
-def _refuse(error: TokensRefused) -> NoReturn:
+def _refuse(error: "TokensRefused") -> NoReturn:
     complain(str(error))
     raise typer.Exit(Exit.FAILED)

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from ..demo import Fault, run_demo, run_expire, run_failover, run_fault
 from .connection import Json
+from .group import Group
 
-demo_app = typer.Typer(no_args_is_help=False)
+demo_app = typer.Typer(name="demo", cls=Group, no_args_is_help=False)
 
 
 class Victim(StrEnum):
@@ -37,6 +37,8 @@ def demo(
     independent program. The nodes run until Ctrl-C.
     """
     if context.invoked_subcommand is None:
+        from ..demo import run_demo
+
         raise typer.Exit(run_demo(check=check, data_dir=data_dir, commands=commands, as_json=as_json))
 
 
@@ -49,6 +51,8 @@ def kill(
 
     Shows which node leads next, how long the failover takes, and that no acknowledged command is lost.
     """
+    from ..demo import run_failover
+
     match victim:
         case Victim.LEADER:
             raise typer.Exit(run_failover(as_json=as_json))
@@ -57,28 +61,36 @@ def kill(
 @demo_app.command()
 def pause(as_json: Json = False) -> None:
     """Freeze a follower under load. Shows its lag, and how it catches up."""
-    raise typer.Exit(run_fault(Fault.PAUSE, as_json=as_json))
+    _run("PAUSE", as_json=as_json)
 
 
 @demo_app.command()
 def cut(as_json: Json = False) -> None:
     """Cut off a follower under load. Shows its lag, where it continues, and what it receives."""
-    raise typer.Exit(run_fault(Fault.CUT, as_json=as_json))
+    _run("CUT", as_json=as_json)
 
 
 @demo_app.command()
 def absent(as_json: Json = False) -> None:
     """Stop and restart a follower under load. Shows which records it copies, and which it need not."""
-    raise typer.Exit(run_fault(Fault.ABSENT, as_json=as_json))
+    _run("ABSENT", as_json=as_json)
 
 
 @demo_app.command()
 def diverge(as_json: Json = False) -> None:
     """Cut off the leader under load. Shows the records it fails to commit, and how they are truncated."""
-    raise typer.Exit(run_fault(Fault.DIVERGE, as_json=as_json))
+    _run("DIVERGE", as_json=as_json)
 
 
 @demo_app.command()
 def expire(as_json: Json = False) -> None:
     """Expire the nodes' logs under load. Shows what holds them, and how a stale node receives a snapshot."""
+    from ..demo import run_expire
+
     raise typer.Exit(run_expire(as_json=as_json))
+
+
+def _run(name: str, *, as_json: bool) -> None:
+    from ..demo import Fault, run_fault
+
+    raise typer.Exit(run_fault(Fault[name], as_json=as_json))

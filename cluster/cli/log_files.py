@@ -7,48 +7,24 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from quire.log import (
-    Directory,
-    Fault,
-    FileDirectory,
-    Frame,
-    FrameCorrupt,
-    FrameHeader,
-    Kind,
-    LogError,
-    LogLocked,
-    Mark,
-    NothingToKeep,
-    Plan,
-    Repaired,
-    SegmentFacts,
-    Verdict,
-    frames_of,
-    list_segments,
-    log_bytes,
-    plan_repair,
-    repair,
-    store_bases,
-    stored_mark,
-    stored_records,
-    verify,
-)
-from quire.replication.promises import PROMISE_FILE
-
-from ..data_dir.first_start import LOG_FOLDER
-from ..data_dir.identity import DataDirRefused, read_identity
-from ..http.routes.ranges import line_of
 from ..terminal import escaped
 from .connection import Json
+from .group import Group
 from .output import Exit, complain, say, to_json
 from .progress import shown_bytes
 
+if TYPE_CHECKING:
+    from quire.log import Directory, Fault, FrameHeader, Mark, Plan, Repaired, SegmentFacts, Verdict
+
+LOG_FOLDER = "log"
+
 app = typer.Typer(
     name="log",
+    cls=Group,
     help="Inspect or repair the files of a log. No process may be using it.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -65,6 +41,8 @@ Keep = Annotated[
 @app.command()
 def segments(data_dir: DataDir, as_json: Json = False) -> None:
     """List the segments, and what is durable and committed."""
+    from quire.log import list_segments, stored_mark
+
     with _closed_log(data_dir) as directory:
         found, mark = list_segments(directory), stored_mark(directory)
     if as_json:
@@ -90,6 +68,8 @@ def dump(
     as_json: Json = False,  # noqa: ARG001  # Accepted as everywhere; the output is JSON in any case.
 ) -> None:
     """Print the records as lines of JSON. After a corrupt frame, report it and continue with the next segment."""
+    from quire.log import FrameCorrupt, frames_of, store_bases
+
     end = (1 << 64) - 1 if to_index is None else to_index
     corrupt = False
     with _closed_log(data_dir) as directory:
@@ -127,6 +107,8 @@ def verify_log(data_dir: DataDir, as_json: Json = False) -> None:
 @app.command(name="repair")
 def repair_log(data_dir: DataDir, keep: Keep = None, as_json: Json = False) -> None:
     """Move the corrupt part of a standalone log to quarantine/. Deletes nothing."""
+    from quire.log import log_bytes, repair
+
     with _closed_log(data_dir) as directory:
         verdict = _verdict(directory, as_json=as_json)
         if not verdict.is_rotten:
@@ -144,8 +126,10 @@ def repair_log(data_dir: DataDir, keep: Keep = None, as_json: Json = False) -> N
         say(line)
 
 
-def _chosen_plan(verdict: Verdict, keep: Literal["before", "after"] | None) -> Plan:
+def _chosen_plan(verdict: "Verdict", keep: Literal["before", "after"] | None) -> "Plan":
     """The plan that keeps this side, or the only possible plan if no side was given. Otherwise print why and exit."""
+    from quire.log import NothingToKeep, plan_repair
+
     plans: dict[str, Plan] = {}
     for side in ("before", "after"):
         try:
@@ -167,8 +151,10 @@ def _chosen_plan(verdict: Verdict, keep: Literal["before", "after"] | None) -> P
 
 
 @contextmanager
-def _closed_log(data_dir: Path) -> Generator[Directory]:
+def _closed_log(data_dir: Path) -> "Generator[Directory]":
     """The directory, locked. If it has no log or a process uses it, print that and exit."""
+    from quire.log import FileDirectory, LogError, LogLocked
+
     if not (data_dir / LOG_FOLDER).is_dir():
         complain(f"{data_dir} has no log; name the directory that contains {LOG_FOLDER}/ and mark")
         raise typer.Exit(Exit.USAGE)
@@ -190,7 +176,11 @@ def _closed_log(data_dir: Path) -> Generator[Directory]:
         raise typer.Exit(Exit.FAILED) from None
 
 
-def _belongs_to_cluster(directory: Directory) -> bool:
+def _belongs_to_cluster(directory: "Directory") -> bool:
+    from quire.replication.promises import PROMISE_FILE
+
+    from ..data_dir.identity import DataDirRefused, read_identity
+
     if PROMISE_FILE in directory.list():
         return True
     try:
@@ -200,14 +190,20 @@ def _belongs_to_cluster(directory: Directory) -> bool:
     return identity is not None and identity.mode == "cluster"
 
 
-def _verdict(directory: Directory, *, as_json: bool) -> Verdict:
+def _verdict(directory: "Directory", *, as_json: bool) -> "Verdict":
+    from quire.log import log_bytes, verify
+
     with shown_bytes("verify", log_bytes(directory), hidden=as_json) as progress:
         return verify(directory, progress)
 
 
 def _dump_frame(
-    header: FrameHeader, payload: memoryview | None, from_index: int, to_index: int, *, frames: bool
+    header: "FrameHeader", payload: memoryview | None, from_index: int, to_index: int, *, frames: bool
 ) -> None:
+    from quire.log import Frame, Kind, stored_records
+
+    from ..rows import line_of
+
     if frames or payload is None:
         crcs = {name: f"{value:08x}" for name, value in header._asdict().items() if name.endswith("crc32c")}
         say(to_json(header._asdict() | crcs | {"kind": Kind(header.kind).name.lower()}))
@@ -217,15 +213,15 @@ def _dump_frame(
             say(to_json(line_of(record, executed=None)))
 
 
-def _facts(facts: SegmentFacts) -> dict[str, object]:
+def _facts(facts: "SegmentFacts") -> dict[str, object]:
     return {**asdict(facts), "cluster_id": facts.cluster_id.hex()}
 
 
-def _mark(mark: Mark | None) -> dict[str, object] | None:
+def _mark(mark: "Mark | None") -> dict[str, object] | None:
     return None if mark is None else mark._asdict()
 
 
-def _verdict_facts(verdict: Verdict) -> dict[str, object]:
+def _verdict_facts(verdict: "Verdict") -> dict[str, object]:
     return {
         "rotten": verdict.is_rotten,
         "faults": [asdict(fault) for fault in verdict.faults],
@@ -237,7 +233,7 @@ def _verdict_facts(verdict: Verdict) -> dict[str, object]:
     }
 
 
-def _repaired_facts(done: Repaired) -> dict[str, object]:
+def _repaired_facts(done: "Repaired") -> dict[str, object]:
     plan = done.plan
     return {
         "repaired": True,
@@ -248,7 +244,7 @@ def _repaired_facts(done: Repaired) -> dict[str, object]:
     }
 
 
-def _repaired_lines(done: Repaired) -> list[str]:
+def _repaired_lines(done: "Repaired") -> list[str]:
     plan = done.plan
     lines = [f"records [{plan.kept_from}, {plan.kept_to}) stay"]
     if plan.lost[0] < plan.lost[1]:
@@ -256,7 +252,7 @@ def _repaired_lines(done: Repaired) -> list[str]:
     return [*lines, *(escaped(f"{done.folder}/{name}") for name in done.files)]
 
 
-def _fault_text(fault: Fault) -> str:
+def _fault_text(fault: "Fault") -> str:
     text = f"{fault.kind}: {fault.file} at byte {fault.position}: {fault.reason}"
     if fault.from_index is None:
         return text

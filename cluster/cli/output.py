@@ -5,15 +5,25 @@
 2    the command line, the environment or the configuration is invalid
 3    the cluster is unavailable; nothing was written
 4    the outcome is unknown
+6    the command was carried out, as far as it got, but its output could not be written
 130  interrupted by Ctrl-C; except `tail` and `status --watch`, which run until Ctrl-C and exit with 0
 """
 
+import codecs
+import io
+import os
 import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from enum import IntEnum
+from typing import BinaryIO, TextIO
 
-from quire.log.json_text import to_json as encode
+from quire import QuireError
 
-from ..terminal import escaped, escaped_json
+from ..terminal import EscapingStream, escaped, escaped_json
+
+ESCAPED = "quire-escaped"
+"""The error handler of streams whose encoding lacks a character: it becomes its escape in JSON, as `\\u20ac`."""
 
 
 class Exit(IntEnum):
@@ -25,17 +35,88 @@ class Exit(IntEnum):
     UNAVAILABLE = 3
     OUTCOME_UNKNOWN = 4
     REMOVED = 5
+    OUTPUT_LOST = 6
     INTERRUPTED = 130
 
 
+class OutputLost(QuireError):
+    """stdout took no more: its reader closed the pipe, or its device is full. The process ends with OUTPUT_LOST.
+
+    No command catches it with its own errors, so it is none of the cluster's.
+    """
+
+    def __init__(self, error: OSError) -> None:
+        self.closed = isinstance(error, BrokenPipeError)
+        self.reason = (error.strerror or str(error)).lower()
+        super().__init__(f"the output could not be written: {self.reason}")
+
+
+class Output(io.TextIOBase):
+    """stdout. What cannot be written raises OutputLost, whoever prints: a command, its help, or a table."""
+
+    def __init__(self, below: TextIO) -> None:
+        self._below = below
+
+    def write(self, text: str) -> int:
+        """Write the text; return its length."""
+        try:
+            return self._below.write(text)
+        except OSError as error:
+            raise OutputLost(error) from error
+
+    def flush(self) -> None:
+        """Flush the stream below."""
+        try:
+            self._below.flush()
+        except OSError as error:
+            raise OutputLost(error) from error
+
+    def writable(self) -> bool:
+        """True."""
+        return True
+
+    def isatty(self) -> bool:
+        """Whether the stream below is a terminal."""
+        return self._below.isatty()
+
+    def fileno(self) -> int:
+        """The descriptor of the stream below."""
+        return self._below.fileno()
+
+    @property
+    def buffer(self) -> BinaryIO:
+        """The binary stream below, which raises OSError."""
+        return self._below.buffer
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """That of the stream below."""
+        return self._below.encoding
+
+
 def say(*cells: str) -> None:
-    """Write one line to stdout, with tabs between its cells."""
+    """Write one line to stdout, with tabs between its cells. Raises OutputLost."""
     print("\t".join(map(escaped, cells)), flush=True)
 
 
+def say_all(lines: Iterable[str]) -> None:
+    """Write lines of JSON, flushed once. Raises OutputLost."""
+    print("\n".join(lines), flush=True)
+
+
+def write(data: bytes) -> None:
+    """Write bytes to stdout as they are. Raises OutputLost."""
+    try:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except OSError as error:
+        raise OutputLost(error) from error
+
+
 def complain(sentence: str) -> None:
-    """Write one sentence to stderr, on one line."""
-    print(f"quire: {escaped(sentence)}", file=sys.stderr, flush=True)
+    """Write one sentence to stderr, on one line. If nobody reads it, the exit code still tells."""
+    with suppress(OSError):
+        print(f"quire: {escaped(sentence)}", file=sys.stderr, flush=True)
 
 
 def printable(value: object) -> str:
@@ -45,4 +126,32 @@ def printable(value: object) -> str:
 
 def to_json(value: object) -> str:
     """A value as one line of JSON, in the forms of `quire.log.json_text`, without control characters."""
+    from quire.log.json_text import to_json as encode  # Help and errors need none.
+
     return escaped_json(encode(value).decode())
+
+
+def lost(error: OutputLost) -> Exit:
+    """Say why the output ended, unless its reader closed the pipe, and keep Python from trying it again at the end."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if not error.closed:
+        complain(f"{error}; what the command does, it did as far as it got")
+    return Exit.OUTPUT_LOST
+
+
+def prepare_streams() -> None:
+    """Let no text end the process: stderr is escaped, and what an encoding lacks is written as its escape."""
+    codecs.register_error(ESCAPED, _escape)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=ESCAPED)
+    sys.stdout = Output(sys.stdout)
+    sys.stderr = EscapingStream(sys.stderr)  # For what typer, or Python itself, says of arguments and of errors.
+
+
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2)), error.end

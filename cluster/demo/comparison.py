@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from ..cli.calls.load import BATCH_COMMANDS, Loaded, Summary, load, source_of
 from ..cli.console import EscapingConsole
-from ..cli.load import BATCH_COMMANDS, Loaded, Summary, load, source_of
 from ..cli.output import Exit, complain, say, to_json
 from ..cli.progress import shown_progress
 from ..cli.status import NodeRow, Rows, node_table

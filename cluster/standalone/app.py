@@ -23,8 +23,8 @@ from ..http.admission.slow_callers import STALL_TIMEOUT_S, BodyPace
 from ..http.app import errors_as_problems, set_headers_of_all
 from ..http.bodies import JSON, OCTETS, answer, content_type_of, decode_records, read_body
 from ..http.request import REQUEST_ID, integer_of, parameters_of, parse_integer
-from ..http.routes.ranges import KIND_NAMES
 from ..http.routes.records import BIN_LIMIT_BYTES, BODIES
+from ..rows import KIND_NAMES
 from ..values import decode_json
 from .config import MODE
 from .service import LogService

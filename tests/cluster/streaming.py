@@ -109,6 +109,9 @@ class StreamServer:
     async def ready(self, _request: web.Request) -> web.Response:
         return self._answer({"ready": True})
 
+    async def status(self, _request: web.Request) -> web.Response:
+        return self._answer({"machine": {"name": "arithmetic"}})
+
     def _answer(self, document: Any) -> web.Response:
         headers = {"Quire-Leader": f"n1={self.leader or self.address}"}
         return web.Response(body=pack(document), content_type="application/msgpack", headers=headers)
@@ -233,6 +236,7 @@ async def streaming(
         [
             web.post("/sessions", server.open),
             web.get("/readyz", server.ready),
+            web.get("/status", server.status),
             web.route("*", "/sessions/{session}", server.look),
             web.get("/commands/stream", server.stream),
         ]

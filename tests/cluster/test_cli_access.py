@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from quire.cluster.cli.commands import app
+from quire.cluster.cli.commands import COMMANDS, app, group_of
 from quire.cluster.cli.output import Exit
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.config.settings import ConfigInvalid, load_settings
@@ -66,7 +66,8 @@ def parameters_of(group: typer.Typer) -> Iterator[set[str]]:
 
 
 def test_every_command_that_names_servers_takes_a_token_and_a_ca() -> None:
-    connecting = [names for names in parameters_of(app) if "server" in names]
+    groups = {place.at: group_of(place) for place in COMMANDS.values()}
+    connecting = [names for group in groups.values() for names in parameters_of(group) if "server" in names]
 
     assert len(connecting) >= FEWEST
     assert all({"token_file", "ca"} <= names for names in connecting)
@@ -104,7 +105,7 @@ async def test_the_variables_suffice_to_read_from_a_locked_cluster(
 async def test_flags_override_the_variables(tls: ssl.SSLContext, variables: dict[str, str]) -> None:
     flags = ["--token-file", variables["QUIRE_TOKEN_FILE"], "--ca", variables["QUIRE_CA"]]
     others = {"QUIRE_TOKEN_FILE": "absent", "QUIRE_CA": "absent"}
-    async with scripted(appended(7), tls=tls) as server:
+    async with scripted(document({"machine": {"name": "log"}}), appended(7), tls=tls) as server:
         ended = await run(others, "append", "3", "--server", server.address, *flags)
 
     assert (ended.exit_code, ended.stdout) == (Exit.DONE, "7\n")
@@ -167,7 +168,7 @@ async def test_a_token_file_that_every_user_may_read_is_warned_of_once(
     tls: ssl.SSLContext, variables: dict[str, str]
 ) -> None:
     Path(variables["QUIRE_TOKEN_FILE"]).chmod(0o644)  # noqa: ASYNC240
-    async with scripted(appended(7), tls=tls) as server:
+    async with scripted(document({"machine": {"name": "log"}}), appended(7), tls=tls) as server:
         ended = await run({**variables, "QUIRE_SERVER": server.address}, "append", "3")
 
     assert (ended.exit_code, ended.stdout) == (Exit.DONE, "7\n")

@@ -16,11 +16,11 @@ import pytest
 from aiohttp import web
 from typer.testing import CliRunner
 
+from quire.cluster.cli.calls.export import ExportFailed, commands_of_rows, export_range, is_export, write_export
+from quire.cluster.cli.calls.load import load_file
 from quire.cluster.cli.commands import app
 from quire.cluster.cli.connection import ClusterOptions
-from quire.cluster.cli.export import ExportFailed, commands_of_rows, export_range, is_export, write_export
-from quire.cluster.cli.load import load_file
-from quire.cluster.cli.output import Exit
+from quire.cluster.cli.output import Exit, OutputLost, lost
 from quire.cluster.client import connect
 from quire.cluster.errors import Malformed
 from quire.cluster.values import DEPTH_LIMIT
@@ -175,11 +175,11 @@ async def test_an_answer_that_json_has_no_form_for_is_printed_in_ours(tmp_path: 
     async with running_cluster(tmp_path, 1, machine="kv") as cluster, connect(cluster.address("n1")) as client:
         await client.apply(["put", "a", b"\x00"])
         server = ["--server", cluster.address("n1"), "--json"]
-        got = await asyncio.to_thread(CliRunner().invoke, app, ["apply", "get", "a", *server])
+        got = await asyncio.to_thread(CliRunner().invoke, app, ["get", "a", *server])
         write(tmp_path / "lines", b'["get", "a"]\n')
         loaded = await asyncio.to_thread(CliRunner().invoke, app, ["load", str(tmp_path / "lines"), *server])
 
-    assert json.loads(got.stdout) == {"result": {"$bin": "AA=="}}
+    assert json.loads(got.stdout) == {"$bin": "AA=="}
     assert json.loads(loaded.stdout)["answer"] == {"$bin": "AA=="}
 
 
@@ -251,7 +251,10 @@ async def test_an_export_whose_server_is_lost_has_no_last_line_and_fails(
 
 def export_to_full_disk(server: str) -> Exit:
     with Path("/dev/full").open("w") as sys.stdout:
-        return export_range(ClusterOptions(server), None, None, 5.0)
+        try:
+            return export_range(ClusterOptions(server), None, None, 5.0)
+        except OutputLost as error:
+            return lost(error)
 
 
 async def test_an_export_that_cannot_be_written_fails(
@@ -261,8 +264,8 @@ async def test_an_export_that_cannot_be_written_fails(
     async with scripted(bounds(0, 2), document(STATUS), lines(0, 1, next_index=2)) as server:
         code = await asyncio.to_thread(export_to_full_disk, server.address)
 
-    assert code == Exit.FAILED
-    assert "the export cannot be written: no space left on device; it is incomplete" in capsys.readouterr().err
+    assert code == Exit.OUTPUT_LOST
+    assert "the output could not be written: no space left on device" in capsys.readouterr().err
 
 
 async def test_an_export_waits_for_a_server_that_lags_behind_what_was_acknowledged() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from quire.cluster.cli.calls.load import Batch, batches, load_file
 from quire.cluster.cli.connection import ClusterOptions
-from quire.cluster.cli.load import Batch, batches, load_file
 from quire.cluster.cli.output import Exit
 from tests.cluster.streaming import Fault, StreamServer, streaming
 

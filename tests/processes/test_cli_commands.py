@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from quire import __version__ as version
-from quire.cluster.cli.commands import cells_of
+from quire.cluster.cli.calls.reading import cells_of
 from quire.cluster.cli.connection import servers_of
 from quire.cluster.client.records import Record
 from tests.ports import HOST, free_port

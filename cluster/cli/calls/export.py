@@ -13,7 +13,6 @@ last line is missing.
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing
@@ -26,12 +25,12 @@ from quire.log.json_text import from_json, to_exact_json
 from quire.log.packing import check_value
 from quire.sm import SESSION_LIMITS, Assumed, Executed, Sessions
 
-from ..client import Client, ClientError, Record, Status
-from ..errors import Malformed
-from ..terminal import escaped_json
-from ..values import DEPTH_LIMIT, decode_ndjson
-from .connection import ClusterOptions, exit_of
-from .output import Exit, complain
+from ...client import Client, ClientError, Record, Status
+from ...errors import Malformed
+from ...terminal import escaped_json
+from ...values import DEPTH_LIMIT, decode_ndjson
+from ..connection import ClusterOptions, exit_of
+from ..output import Exit, OutputLost, complain
 
 VERSION = 1
 FIELDS = ("index", "session", "sequence", "timestamp", "value")
@@ -65,10 +64,7 @@ def export_range(cluster: ClusterOptions, from_index: int | None, to_index: int 
         complain("interrupted; the export is incomplete")
         return Exit.INTERRUPTED
     except OSError as error:
-        # What is buffered cannot be written either. Without this, Python complains when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        complain(f"the export cannot be written: {(error.strerror or str(error)).lower()}; it is incomplete")
-        return Exit.FAILED
+        raise OutputLost(error) from error
     if assumed is not None:
         complain(warning_of(assumed))
     return Exit.DONE

@@ -22,7 +22,7 @@ import uvloop
 
 from quire.log import Value
 
-from ..client import (
+from ...client import (
     BadRequest,
     BatchReply,
     Client,
@@ -36,12 +36,12 @@ from ..client import (
     Unauthorized,
     Unavailable,
 )
-from ..errors import Malformed
-from ..values import decode_ndjson
-from .connection import ClusterOptions, exit_of
+from ...errors import Malformed
+from ...values import decode_ndjson
+from ..connection import ClusterOptions, exit_of
+from ..output import Exit, complain, printable, say, to_json
+from ..progress import Progress, shown_progress
 from .export import ExportInvalid, commands_of_rows, is_export, refuse_broken, rows_of
-from .output import Exit, complain, printable, say, to_json
-from .progress import Progress, shown_progress
 
 Result = TypeVar("Result")
 

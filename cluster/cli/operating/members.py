@@ -1,20 +1,21 @@
 """`quire members`: who belongs to the cluster, and changes of it; `quire drain` and `undrain`."""
 
-import asyncio
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
-from ...client import Client, Members
 from ...terminal import escaped
 from ..connection import DEFAULT_TIMEOUT_S, ClusterOptions, Json, Timeout, ask, connecting, fail_usage
-from ..console import EscapingConsole
+from ..group import Group
 from ..output import Exit, complain, say, to_json
 
-members_app = typer.Typer(name="members", help="Show the members; add, remove, promote, demote or move one.")
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ...client import Client, Members
+
+members_app = typer.Typer(name="members", cls=Group, help="Show the members; add, remove, promote, demote or move one.")
 drain_app = typer.Typer()
 
 DISK_CHARACTERS = 8
@@ -37,12 +38,17 @@ def members(
     if as_json:
         say(to_json(document))
         return
+    from ..console import EscapingConsole
+
     EscapingConsole().print(_member_table(document))
     for line in _remarks(document):
         say(line)
 
 
-def _member_table(document: Members) -> Table:
+def _member_table(document: "Members") -> "Table":
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
     table = Table("node", "role", box=SIMPLE_HEAD)
     table.add_column("address", no_wrap=True, overflow="fold")  # Never cut: it is copied from here.
     for name in ("heard", "lag", "version", "disk"):
@@ -63,7 +69,7 @@ def _member_table(document: Members) -> Table:
     return table
 
 
-def _remarks(document: Members) -> list[str]:
+def _remarks(document: "Members") -> list[str]:
     """What is under way, and how many voters may fail."""
     voters = sum(row["role"] == "voter" for row in document["members"])
     remarks = [f"{document['may_fail']} of {voters} voters may fail now"]
@@ -98,7 +104,7 @@ def add(
     """Add nodes, each with an empty data_dir. Prints how to start them, and what every unit should say from now on."""
     addresses = _addresses(nodes)
 
-    async def added(client: Client) -> tuple[list[int], Members]:
+    async def added(client: "Client") -> "tuple[list[int], Members]":
         return await client.membership.add(addresses, observers=observer), await client.members()
 
     changes, document = ask(cluster, timeout, added)
@@ -127,7 +133,7 @@ def remove(
 ) -> None:
     """Remove nodes, one after another. Each stops once it knows; its data_dir cannot come back."""
 
-    async def removed(client: Client) -> dict[str, list[int]]:
+    async def removed(client: "Client") -> dict[str, list[int]]:
         return {node_id: await client.membership.remove(node_id) for node_id in nodes}
 
     _show_changes(ask(cluster, timeout, removed), "removed", "already removed", as_json=as_json)
@@ -195,8 +201,10 @@ def undrain(cluster: ClusterOptions, node: NodeId, timeout: Timeout = DEFAULT_TI
     say(f"{node} may lead again")
 
 
-async def drained(client: Client, node_id: str, timeout_s: float) -> str | None:
+async def drained(client: "Client", node_id: str, timeout_s: float) -> str | None:
     """Drain a node; return what still speaks against stopping it when the time is up, None once nothing does."""
+    import asyncio
+
     await client.membership.drain(node_id)
     until = time.monotonic() + timeout_s
     while True:
@@ -206,7 +214,7 @@ async def drained(client: Client, node_id: str, timeout_s: float) -> str | None:
         await asyncio.sleep(LOOK_S)
 
 
-def needed_for(document: Members, node_id: str) -> str | None:
+def needed_for(document: "Members", node_id: str) -> str | None:
     """What the cluster still needs a node for; None if it can do without it."""
     rows = document["members"]
     if [row["node_id"] for row in rows if row["role"] == "voter"] == [node_id]:

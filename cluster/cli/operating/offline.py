@@ -3,19 +3,23 @@
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
-
-from quire.log import Directory, FileDirectory, LogError, LogLocked, LogOptions, overflow_of
 
 from ...errors import ClusterError
 from ..connection import fail_usage
 from ..output import Exit, complain
 
+if TYPE_CHECKING:
+    from quire.log import Directory, LogOptions
+
 
 @contextmanager
-def locked(data_dir: Path, *, create: bool = False) -> Generator[Directory]:
+def locked(data_dir: Path, *, create: bool = False) -> "Generator[Directory]":
     """The directory, locked. If it cannot be used, print why and exit."""
+    from quire.log import FileDirectory, LogError, LogLocked
+
     if create and not data_dir.exists():
         data_dir.mkdir(parents=True)
     if not data_dir.is_dir():
@@ -38,8 +42,10 @@ def locked(data_dir: Path, *, create: bool = False) -> Generator[Directory]:
         directory.unlock()
 
 
-def options_for(max_frame_bytes: int) -> LogOptions:
+def options_for(max_frame_bytes: int) -> "LogOptions":
     """How the log of a cluster with this limit is opened."""
+    from quire.log import LogOptions, overflow_of
+
     segment_bytes = LogOptions().segment_bytes
     overflow = overflow_of(segment_bytes, max_frame_bytes)
     return LogOptions(segment_bytes=segment_bytes, segment_overflow_bytes=overflow, max_frame_bytes=max_frame_bytes)

@@ -4,33 +4,30 @@ A majority that only seems lost must not go on in one history while this node be
 are dialled first, as this node dials them, and whatever answers as one of them, or cannot be told apart, refuses.
 """
 
-import asyncio
 import os
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from aiohttp import ClientConnectorError, ClientSession, ClientSSLError, ServerTimeoutError, WSServerHandshakeError
 
-from quire.log import FEATURES, Directory, LogOptions, log_bytes
-from quire.replication.address import host_and_port
-from quire.replication.net.hello import FOREIGN_CLUSTER, LINK_FAILURES, PeerInfo, PeerRefused, dial
-from quire.replication.net.sockets import close_socket, peer_session
-from quire.replication.net.trust import Trust
-
-from ...access.credentials import CredentialFiles, Credentials
-from ...access.tls import TlsFiles
-from ...config.secret_file import read_secrets
-from ...data_dir.genesis import FRAME_LIMITS, read_genesis, read_genesis_file
-from ...data_dir.recovery import RecoveryPlan, make_plan, read_plan, recover, refuse_unfinished
-from ...data_dir.survivor import Survivor, inspect
 from ...errors import ClusterError
 from ..connection import Json, fail_usage
 from ..output import say, to_json
 from ..progress import shown_bytes
 from .offline import locked, options_for
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
+
+    from quire.log import Directory, LogOptions
+    from quire.replication.net.hello import PeerInfo
+    from quire.replication.net.trust import Trust
+
+    from ...access.tls import TlsFiles
+    from ...data_dir.recovery import RecoveryPlan
+    from ...data_dir.survivor import Survivor
 
 recover_app = typer.Typer()
 
@@ -67,6 +64,11 @@ def recover_node(
     Of several survivors, run --inspect on each, and recover the greatest by (last epoch, end). The others join it
     afterwards with empty directories.
     """
+    from quire.replication.address import host_and_port
+
+    from ...access.tls import TlsFiles
+    from ...data_dir.recovery import make_plan, read_plan, recover, refuse_unfinished
+
     if only_inspect == (cluster is not None):
         fail_usage("give either --inspect, or --cluster NAME to recover")
     if address is not None:
@@ -89,12 +91,18 @@ def recover_node(
     _tell(plan, data_dir, as_json=as_json)
 
 
-def _inspected(directory: Directory, hidden: bool) -> Survivor:
+def _inspected(directory: "Directory", hidden: bool) -> "Survivor":
+    from quire.log import log_bytes
+
+    from ...data_dir.survivor import inspect
+
     with shown_bytes("recover", log_bytes(directory), hidden=hidden) as progress:
         return inspect(directory, progress)
 
 
-def _options(directory: Directory) -> LogOptions:
+def _options(directory: "Directory") -> "LogOptions":
+    from ...data_dir.genesis import FRAME_LIMITS, read_genesis, read_genesis_file
+
     frame = read_genesis_file(directory)
     return options_for(FRAME_LIMITS[-1] if frame is None else read_genesis(frame).limits["max_frame_bytes"])
 
@@ -102,8 +110,15 @@ def _options(directory: Directory) -> LogOptions:
 # Who answers
 
 
-def _check_nobody_answers(plan: RecoveryPlan, cluster: str, tls: TlsFiles | None, secret_file: Path | None) -> None:
+def _check_nobody_answers(plan: "RecoveryPlan", cluster: str, tls: "TlsFiles | None", secret_file: Path | None) -> None:
     """Dial the other members, and print how each failed. Raises MayAnswer, and ClusterError for a file."""
+    import asyncio
+
+    from quire.replication.net.trust import Trust
+
+    from ...access.credentials import CredentialFiles, Credentials
+    from ...config.secret_file import read_secrets
+
     credentials = Credentials(CredentialFiles(tls=tls), plan.node_id)
     if credentials.tls is not None and credentials.tls.cluster != cluster:
         named = f"the certificate is of the cluster {credentials.tls.cluster}, not {cluster}"
@@ -114,7 +129,13 @@ def _check_nobody_answers(plan: RecoveryPlan, cluster: str, tls: TlsFiles | None
         say(f"{node_id} at {address} does not answer: {why}")
 
 
-async def _dial_all(plan: RecoveryPlan, trust: Trust) -> list[tuple[str, str, str]]:
+async def _dial_all(plan: "RecoveryPlan", trust: "Trust") -> list[tuple[str, str, str]]:
+    import asyncio
+
+    from quire.log import FEATURES
+    from quire.replication.net.hello import PeerInfo
+    from quire.replication.net.sockets import peer_session
+
     incarnation = int.from_bytes(os.urandom(8), "little")
     me = PeerInfo(plan.former_history, plan.node_id, plan.former_disk_id, incarnation, plan.address, FEATURES)
     async with peer_session() as session:
@@ -127,12 +148,15 @@ async def _dial_all(plan: RecoveryPlan, trust: Trust) -> list[tuple[str, str, st
 class _Caller:
     """This node, as its former self."""
 
-    session: ClientSession
-    me: PeerInfo
-    trust: Trust
+    session: "ClientSession"
+    me: "PeerInfo"
+    trust: "Trust"
 
     async def why_silent(self, node_id: str, address: str) -> str:
         """Why this member does not answer there. Raises MayAnswer if it does, or if that cannot be told."""
+        from quire.replication.net.hello import LINK_FAILURES, PeerRefused, dial
+        from quire.replication.net.sockets import close_socket
+
         stop_it = f"stop {node_id}, or, if a majority of the members still runs, start this node again as it was"
         try:
             socket, peer = await dial(self.session, address, lambda: self.me, node_id, "peer", self.trust, None)
@@ -152,6 +176,10 @@ class _Caller:
 
 def _silence(error: BaseException) -> str | None:
     """Why nobody of this history answered; None if somebody may have."""
+    from aiohttp import ClientConnectorError, ClientSSLError, ServerTimeoutError, WSServerHandshakeError
+
+    from quire.replication.net.hello import FOREIGN_CLUSTER, PeerRefused
+
     match error:
         case PeerRefused(code=code):
             return "another cluster answers there" if code == FOREIGN_CLUSTER else None
@@ -170,7 +198,7 @@ def _silence(error: BaseException) -> str | None:
 # What is printed
 
 
-def _show(found: Survivor, *, as_json: bool) -> None:
+def _show(found: "Survivor", *, as_json: bool) -> None:
     facts: dict[str, object] = {
         "node_id": found.identity.node_id,
         "history": found.identity.history.hex(),
@@ -195,7 +223,7 @@ def _show(found: Survivor, *, as_json: bool) -> None:
     say("Recover the survivor with the greatest last epoch and, of equal ones, the greatest end.")
 
 
-def _tell(plan: RecoveryPlan, data_dir: Path, *, as_json: bool) -> None:
+def _tell(plan: "RecoveryPlan", data_dir: Path, *, as_json: bool) -> None:
     start = f"quire serve --node {plan.node_id} --listen {plan.address} --data-dir {data_dir}"
     joins = {
         node: f"quire serve --node {node} --listen {address} --data-dir EMPTY_DIR --join {plan.address}"

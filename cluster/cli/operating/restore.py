@@ -2,22 +2,19 @@
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.replication.address import host_and_port
-
-from ...backup.contents import Contents, Point, choose, read_all, shown_time
-from ...backup.manifest import Manifest
-from ...backup.restore import Restored, Wanted, continued, plan_of
-from ...data_dir.genesis import read_genesis
-from ...data_dir.restoration import RestorePlan, check_unused, read_restore_plan, restore
 from ..backup import StoreOptions, failing, store_of
 from ..connection import Json, fail_usage
 from ..output import complain, say, to_json
 from ..progress import shown_bytes
 from .offline import locked, options_for
+
+if TYPE_CHECKING:
+    from ...backup.manifest import Manifest
+    from ...data_dir.restoration import RestorePlan
 
 restore_app = typer.Typer()
 
@@ -50,6 +47,13 @@ def restore_node(
 
     A restore that was interrupted is finished by the same command.
     """
+    from quire.replication.address import host_and_port
+
+    from ...backup.contents import Contents, Point, choose, read_all
+    from ...backup.restore import Restored, Wanted, continued, plan_of
+    from ...data_dir.genesis import read_genesis
+    from ...data_dir.restoration import check_unused, read_restore_plan, restore
+
     if node is not None and not NODE.fullmatch(node):
         fail_usage(f"--node {node!r}: an id has 1 to 24 of a-z, 0-9 and -")
     try:
@@ -76,7 +80,9 @@ def restore_node(
     _tell(plan, manifest, data_dir, as_json=as_json)
 
 
-def _tell(plan: RestorePlan, manifest: Manifest, data_dir: Path, *, as_json: bool) -> None:
+def _tell(plan: "RestorePlan", manifest: "Manifest", data_dir: Path, *, as_json: bool) -> None:
+    from ...backup.contents import shown_time
+
     start = f"quire serve --node {plan.node_id} --listen {plan.address} --data-dir {data_dir}"
     if as_json:
         facts: dict[str, object] = {"node_id": plan.node_id, "history": plan.history.hex(), "cluster": plan.name}

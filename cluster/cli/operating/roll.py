@@ -1,20 +1,19 @@
 """`quire roll`: restarts a cluster node after node, each drained first and level again before the next."""
 
-import asyncio
 import shlex
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.replication.address import host_and_port
-
-from ...client import Client, Members, Unavailable
-from ...client.documents import MemberRow
 from ...errors import ClusterError
 from ..connection import ClusterOptions, ask, connecting, fail_usage
 from ..output import Exit, complain, say
 from .members import LEVEL_RECORDS, LOOK_S, drained
+
+if TYPE_CHECKING:
+    from ...client import Client, Members
+    from ...client.documents import MemberRow
 
 roll_app = typer.Typer()
 
@@ -65,7 +64,7 @@ def roll(
         raise typer.Exit(Exit.FAILED) from None
 
 
-async def _roll(client: Client, words: list[str], timeout_s: float) -> None:
+async def _roll(client: "Client", words: list[str], timeout_s: float) -> None:
     document = await client.members()
     rows = [row for row in document["members"] if row["address"]]
     order = {"observer": 0, "joining": 0, "voter": 1}
@@ -75,7 +74,9 @@ async def _roll(client: Client, words: list[str], timeout_s: float) -> None:
         say(f"{row['node_id']} was restarted, and is ready and level")
 
 
-async def _restart(client: Client, row: MemberRow, words: list[str], timeout_s: float) -> None:
+async def _restart(client: "Client", row: "MemberRow", words: list[str], timeout_s: float) -> None:
+    import asyncio
+
     node_id, address = row["node_id"], row["address"]
     if row["started_at"] is None:
         raise RollStopped(f"{node_id} does not answer, so it is not restarted; start it first")
@@ -97,18 +98,22 @@ async def _restart(client: Client, row: MemberRow, words: list[str], timeout_s: 
 
 def _filled(words: list[str], node_id: str, address: str) -> list[str]:
     """The command for a node. Raises LookupError, ValueError, AttributeError: a word has other braces."""
+    from quire.replication.address import host_and_port
+
     host, port = host_and_port(address)
     return [word.format(node=node_id, host=host, port=port, address=address) for word in words]
 
 
-async def _members(client: Client) -> Members | None:
+async def _members(client: "Client") -> "Members | None":
+    from ...client import Unavailable
+
     try:
         return await client.members()
     except Unavailable:
         return None
 
 
-def _lacks(document: Members | None, node_id: str, started_at: int) -> str | None:
+def _lacks(document: "Members | None", node_id: str, started_at: int) -> str | None:
     """Why a node is not yet as before its restart; None once it is."""
     if document is None:
         return "no leader answers"

@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from quire.log import FrameHeader, Kind, StoredRecord, pack, stored_records, walk_frames
+from quire.log import FrameHeader, Kind, pack, stored_records, walk_frames
 from quire.log.json_text import to_json
 from quire.sm import ApplyFailed
 
@@ -19,6 +19,7 @@ from ...errors import Expired, Malformed, OutOfBounds
 from ...node.components import NodeView
 from ...node.sessions import refuse_other_history
 from ...node.views.status import visible_bounds
+from ...rows import line_of
 from ..admission.admission import ADMISSION
 from ..admission.concurrency import OneATurn
 from ..api import API
@@ -33,8 +34,6 @@ SCANNED_RECORDS = 100_000  # Scanned for one answer. If none matches, the empty 
 WAIT_LIMIT_MS = 60_000
 APPLIED_WAIT_S = 1.0  # How long a waiting read waits for the machine to reach its first record.
 SHARDS_LIMIT = 65_536
-
-KIND_NAMES = {Kind.RECORDS: "records", Kind.RUNS: "records", Kind.BLOB: "blob", Kind.SYSTEM: "system"}
 
 _SHARD = re.compile(r"([0-9]{1,5})/([0-9]{1,5})")
 
@@ -222,18 +221,3 @@ def _offsets(asked: Range, header: FrameHeader, from_index: int, to_index: int) 
     start = max(from_index, header.index)
     start += (asked.shard - start) % asked.shards
     return range(start - header.index, min(header.count, to_index - header.index), asked.shards)
-
-
-def line_of(record: StoredRecord, executed: bool | None) -> dict[str, Any]:
-    """A record as a line of an answer. `executed` is as in `Applying.executed`, None for a system record."""
-    return {
-        "index": record.index,
-        "epoch": record.epoch,
-        "timestamp": record.timestamp,
-        "kind": KIND_NAMES[Kind(record.kind)],
-        "session": record.session,
-        "sequence": record.sequence,
-        "executed": None if record.kind == Kind.SYSTEM else executed,
-        "headers": dict(record.headers) if record.headers else {},
-        "value": record.value,
-    }

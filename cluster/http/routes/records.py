@@ -13,11 +13,11 @@ from ...node.components import NodeView
 from ...node.reading import Consistency, late_read
 from ...node.views.status import visible_bounds
 from ...node.writing import FutureWaiter
+from ...rows import KIND_NAMES
 from ..api import API
 from ..bodies import JSON, MSGPACK, NDJSON, OCTETS, answer, content_type_of, decode_records, read_body
 from ..request import WriteId, integer_of, parameters_of, parse_integer, write_id_of
 from .commands import records_written, write_values, write_within_deadline
-from .ranges import KIND_NAMES
 
 BIN_LIMIT_BYTES = 1 << 20  # Raw bytes up to this size are a record of type bin, longer ones a blob.
 BODIES = (OCTETS, MSGPACK, NDJSON, JSON)

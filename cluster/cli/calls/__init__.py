@@ -1,0 +1,1 @@
+"""The commands that write to a cluster and read from it."""
