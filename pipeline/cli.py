@@ -61,6 +61,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the summary as one JSO
 @app.callback()
 def spark_command() -> None:
     """Run jobs over a whole log on Spark."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         how = "in quire's checkout, .venv/bin/pip install -e '.[spark]'"

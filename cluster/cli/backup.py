@@ -13,7 +13,7 @@ import typer
 from ..errors import ClusterError
 from .connection import DEFAULT_TIMEOUT_S, ClusterOptions, Json, Timeout, ask, connecting, exit_of, fail_usage
 from .group import Group
-from .output import Exit, complain, say, to_json
+from .output import Exit, complain, interruptible, say, to_json
 from .progress import shown_bytes
 
 if TYPE_CHECKING:
@@ -290,7 +290,8 @@ def failing() -> Generator[None]:
     from ..client import ClientError
 
     try:
-        yield
+        with interruptible():
+            yield
     except ClientError as error:
         raise typer.Exit(exit_of(error)) from None
     except (ClusterError, LogError, MachineError) as error:

@@ -4,7 +4,6 @@ A module of a command imports typer and little else at its top, so that its help
 it needs to do its work (the client, a table, a backup) it imports when it runs.
 """
 
-import signal
 from importlib import import_module
 from typing import Annotated, NamedTuple
 
@@ -14,7 +13,7 @@ import typer.main
 import quire
 
 from .group import Group
-from .output import Exit, OutputLost, complain, lost, prepare_streams, say
+from .output import Exit, complain, ending, say
 
 ABOUT = "A replicated state machine: one durable log, and the same state on every node."
 
@@ -135,21 +134,4 @@ def serve(context: typer.Context) -> None:
 
 def run() -> int:
     """Run the command that the process's arguments name; return its exit code."""
-    prepare_streams()
-    try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        app(prog_name="quire")
-    except SystemExit as ended:
-        return _code_of(ended)
-    except OutputLost as error:
-        return lost(error)
-    except KeyboardInterrupt:
-        complain("interrupted")
-        return Exit.INTERRUPTED
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Nor has an interrupt while Python ends a traceback.
-    return Exit.DONE
-
-
-def _code_of(ended: SystemExit) -> int:
-    return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    return ending(lambda: app(prog_name="quire"))

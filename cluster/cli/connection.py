@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 import typer
 
-from .output import Exit, complain
+from .output import Exit, complain, interruptible
 
 if TYPE_CHECKING:
     from ..client import Client, ClientError
@@ -117,7 +117,8 @@ def ask(
             return await call(client)
 
     try:
-        return asyncio.run(run())
+        with interruptible():
+            return asyncio.run(run())
     except ClientError as error:
         raise typer.Exit(exit_of(error)) from None
     except KeyboardInterrupt:
@@ -133,7 +134,8 @@ def run_until_stopped(main: Callable[[], Coroutine[object, object, None]]) -> Ex
     from ..client import ClientError
 
     try:
-        asyncio.run(main())
+        with interruptible():
+            asyncio.run(main())
     except KeyboardInterrupt:
         return Exit.DONE
     except ClientError as error:

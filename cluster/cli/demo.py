@@ -8,6 +8,7 @@ import typer
 
 from .connection import Json
 from .group import Group
+from .output import interruptible
 
 demo_app = typer.Typer(name="demo", cls=Group, no_args_is_help=False)
 
@@ -39,7 +40,8 @@ def demo(
     if context.invoked_subcommand is None:
         from ..demo import run_demo
 
-        raise typer.Exit(run_demo(check=check, data_dir=data_dir, commands=commands, as_json=as_json))
+        with interruptible():
+            raise typer.Exit(run_demo(check=check, data_dir=data_dir, commands=commands, as_json=as_json))
 
 
 @demo_app.command()
@@ -55,7 +57,8 @@ def kill(
 
     match victim:
         case Victim.LEADER:
-            raise typer.Exit(run_failover(as_json=as_json))
+            with interruptible():
+                raise typer.Exit(run_failover(as_json=as_json))
 
 
 @demo_app.command()
@@ -87,10 +90,12 @@ def expire(as_json: Json = False) -> None:
     """Expire the nodes' logs under load. Shows what holds them, and how a stale node receives a snapshot."""
     from ..demo import run_expire
 
-    raise typer.Exit(run_expire(as_json=as_json))
+    with interruptible():
+        raise typer.Exit(run_expire(as_json=as_json))
 
 
 def _run(name: str, *, as_json: bool) -> None:
     from ..demo import Fault, run_fault
 
-    raise typer.Exit(run_fault(Fault[name], as_json=as_json))
+    with interruptible():
+        raise typer.Exit(run_fault(Fault[name], as_json=as_json))

@@ -26,10 +26,9 @@ def main() -> NoReturn:
 
         sys.exit(serve(arguments[1:]))
     if arguments == ["--version"]:
-        from .output import say
+        from .output import ending, say
 
-        say(f"quire {quire.__version__}")
-        sys.exit(0)
+        sys.exit(ending(lambda: say(f"quire {quire.__version__}")))
     gc.set_threshold(COLLECT_AFTER)
     from .commands import run
 

@@ -12,9 +12,10 @@
 import codecs
 import io
 import os
+import signal
 import sys
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from typing import BinaryIO, TextIO
 
@@ -114,9 +115,8 @@ def write(data: bytes) -> None:
 
 
 def complain(sentence: str) -> None:
-    """Write one sentence to stderr, on one line. If nobody reads it, the exit code still tells."""
-    with suppress(OSError):
-        print(f"quire: {escaped(sentence)}", file=sys.stderr, flush=True)
+    """Write one sentence to stderr, on one line."""
+    print(f"quire: {escaped(sentence)}", file=sys.stderr, flush=True)
 
 
 def printable(value: object) -> str:
@@ -129,6 +129,46 @@ def to_json(value: object) -> str:
     from quire.log.json_text import to_json as encode  # Help and errors need none.
 
     return escaped_json(encode(value).decode())
+
+
+class Complaints(EscapingStream):
+    """stderr, escaped. If nobody reads it, the exit code still tells."""
+
+    def write(self, text: str) -> int:
+        """Write the text, if it can be written."""
+        with suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream below, if it can be."""
+        with suppress(OSError):
+            super().flush()
+
+
+@contextmanager
+def interruptible() -> Generator[None]:
+    """Have Ctrl-C raise KeyboardInterrupt in the block; elsewhere it ends the process at once, as while it imports."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def ending(command: Callable[[], None]) -> int:
+    """Run a command on prepared streams; return the exit code of the process."""
+    prepare_streams()
+    try:
+        command()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except OutputLost as error:
+        return lost(error)
+    except KeyboardInterrupt:
+        complain("interrupted")
+        return Exit.INTERRUPTED
+    return Exit.DONE
 
 
 def lost(error: OutputLost) -> Exit:
@@ -147,7 +187,7 @@ def prepare_streams() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=ESCAPED)
     sys.stdout = Output(sys.stdout)
-    sys.stderr = EscapingStream(sys.stderr)  # For what typer, or Python itself, says of arguments and of errors.
+    sys.stderr = Complaints(sys.stderr)  # For what typer, or Python itself, says of arguments and of errors.
 
 
 def _escape(error: UnicodeError) -> tuple[str, int]:

@@ -180,7 +180,7 @@ class ArithmeticMachine:
     def _number(self, operand: str) -> Decimal:
         """The exact number that the string spells. Raises Refused."""
         if _OPERAND.fullmatch(operand) is None:
-            what = "-?digits(.digits)?(e[+-]?digits)?, of at most 34, 34 and 4 digits 0-9"
+            what = "a number such as 3, -2.5 or 1e3, of at most 34 digits"
             raise Refused("OPERAND_INVALID", f"a string operand is {what}, not {short_repr(operand)}")
         number = Decimal(operand)
         if number:

@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quire.cluster.client import connect as connect
     from quire.cluster.client import connect_sync as connect_sync

@@ -30,7 +30,7 @@ from ...errors import Malformed
 from ...terminal import escaped_json
 from ...values import DEPTH_LIMIT, decode_ndjson
 from ..connection import ClusterOptions, exit_of
-from ..output import Exit, OutputLost, complain
+from ..output import Exit, OutputLost, complain, interruptible
 
 VERSION = 1
 FIELDS = ("index", "session", "sequence", "timestamp", "value")
@@ -57,7 +57,8 @@ def export_range(cluster: ClusterOptions, from_index: int | None, to_index: int 
             return await write_export(client, from_index, to_index, sys.stdout.buffer)
 
     try:
-        assumed = asyncio.run(run())
+        with interruptible():
+            assumed = asyncio.run(run())
     except ClientError as error:
         return exit_of(error)
     except KeyboardInterrupt:

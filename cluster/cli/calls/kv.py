@@ -27,7 +27,7 @@ class _Page(TypedDict):
 @connecting
 def get(
     cluster: ClusterOptions,
-    key: Annotated[str, typer.Argument(help="The key.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The key.")],
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
@@ -43,8 +43,8 @@ def get(
 @connecting
 def put(
     cluster: ClusterOptions,
-    key: Annotated[str, typer.Argument(help="The key.")],
-    value: Annotated[str, typer.Argument(help="The value: text, or with --json any JSON value but null.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The key.")],
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="Text, or JSON with --json.")],
     as_json: Annotated[bool, typer.Option("--json", help="Read the value as JSON, and print the result so.")] = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
@@ -57,7 +57,7 @@ def put(
 @connecting
 def scan(
     cluster: ClusterOptions,
-    prefix: Annotated[str, typer.Argument(help="What the keys start with. Default: every key.")] = "",
+    prefix: Annotated[str, typer.Argument(metavar="[PREFIX]", help="What keys start with.")] = "",
     after: Annotated[str | None, typer.Option("--after", metavar="KEY", help="Begin after this key.")] = None,
     count: Annotated[int, typer.Option("--count", min=1, help="At most so many pairs.")] = PAIRS,
     as_json: Json = False,

@@ -39,7 +39,7 @@ from ...client import (
 from ...errors import Malformed
 from ...values import decode_ndjson
 from ..connection import ClusterOptions, exit_of
-from ..output import Exit, complain, printable, say, to_json
+from ..output import Exit, complain, interruptible, printable, say, to_json
 from ..progress import Progress, shown_progress
 from .export import ExportInvalid, commands_of_rows, is_export, refuse_broken, rows_of
 
@@ -297,6 +297,7 @@ def load_file(
     try:
         total_bytes = None if from_stdin else file.stat().st_size
         with (
+            interruptible(),
             nullcontext(open(0, "rb", closefd=False)) if from_stdin else file.open("rb") as lines,
             record_to.open("a") if record_to else nullcontext() as acknowledged,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,

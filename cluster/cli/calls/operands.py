@@ -45,7 +45,8 @@ def json_value_of(text: str) -> object:
     try:
         return decode_json(text.encode(errors="surrogateescape"), DEPTH_LIMIT)
     except Malformed as error:
-        fail_usage(f"{text!r} cannot be sent: {error.reason}; a string needs its own quotes, as in '\"text\"'")
+        reason = error.reason.removeprefix("the body is not JSON: ")
+        fail_usage(f"{text!r} cannot be sent as JSON: {reason}; a string needs its own quotes, as in '\"text\"'")
 
 
 def number_of(word: str) -> int | str:

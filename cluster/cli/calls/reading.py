@@ -1,5 +1,7 @@
 """`quire read`, `tail`, `state`, `query` and `status`."""
 
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 NEWEST = 20
-"""How many records `quire read` prints if it is not told which."""
+"""How many records `quire read` prints at most if it is not told which."""
+SEARCHED = 500
+"""In how many of the last indices it looks for them."""
 
 Freshness = Annotated[
     Literal["linearizable", "leader", "local"],
@@ -37,7 +41,9 @@ Freshness = Annotated[
 @connecting
 def read(
     cluster: ClusterOptions,
-    index: Annotated[int | None, typer.Argument(min=0, help="The record's index. For a range: --from, --to.")] = None,
+    index: Annotated[
+        int | None, typer.Argument(metavar="[INDEX]", min=0, help="The record's index. For a range: --from, --to.")
+    ] = None,
     from_index: Annotated[int | None, typer.Option("--from", min=0, help="First index of the range.")] = None,
     to_index: Annotated[int | None, typer.Option("--to", min=0, help="End of the range, exclusive.")] = None,
     export: Annotated[
@@ -78,20 +84,28 @@ def read(
 async def _print_range(client: "Client", from_index: int | None, to_index: int | None, *, as_json: bool) -> None:
     bounds = await client.bounds()
     newest = from_index is None and to_index is None
-    first = max(bounds.lowest_index, bounds.highest_index - NEWEST) if newest else (from_index or bounds.lowest_index)
-    end = bounds.highest_index if to_index is None else min(to_index, bounds.highest_index)
+    lowest, highest = bounds.lowest_index, bounds.highest_index
+    first = max(lowest, highest - SEARCHED) if newest else lowest if from_index is None else from_index
+    end = highest if to_index is None else min(to_index, highest)
+    records: AsyncIterable[Record] = client.read_range(first, end)
+    if newest:
+        kept = deque([record async for record in records], NEWEST)
+        first = kept[0].index if len(kept) == NEWEST else first
+        records = _each(kept)
     printed = 0
-    async for record in client.read_range(first, end):
+    async for record in records:
         printed += 1
         say(*([to_json(asdict(record))] if as_json else cells_of(record)))
     if (skipped := end - first - printed) > 0:
-        records = "1 system record is" if skipped == 1 else f"{skipped:,} system records are"
-        complain(f"{records} not shown: they open sessions, or change members")
-    if newest and first > bounds.lowest_index:
-        complain(
-            f"these are the newest of [{bounds.lowest_index}, {bounds.highest_index});"
-            f" `quire read --from {bounds.lowest_index}` prints all"
-        )
+        left_out = "1 system record is" if skipped == 1 else f"{skipped:,} system records are"
+        complain(f"{left_out} not shown: they open sessions, or change members")
+    if newest and first > lowest:
+        complain(f"these are the newest of [{lowest}, {highest}); `quire read --from {lowest}` prints all")
+
+
+async def _each(records: "Iterable[Record]") -> "AsyncGenerator[Record]":
+    for record in records:
+        yield record
 
 
 def write_raw(index: int, value: object) -> None:

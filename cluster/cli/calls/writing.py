@@ -25,8 +25,12 @@ JsonOperands = Annotated[bool, typer.Option("--json", help="Read operands as JSO
 @connecting
 def apply(
     cluster: ClusterOptions,
-    operation: Annotated[str, typer.Argument(help="For the arithmetic machine: add, sub, mul or div.")],
-    operands: Annotated[list[str] | None, typer.Argument(help="Text; a number where the operation takes one.")] = None,
+    operation: Annotated[
+        str, typer.Argument(metavar="OPERATION", help="For the arithmetic machine: add, sub, mul or div.")
+    ],
+    operands: Annotated[
+        list[str] | None, typer.Argument(metavar="[OPERAND]...", help="Text; a number where the operation takes one.")
+    ] = None,
     as_json: JsonOperands = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
@@ -60,7 +64,9 @@ def say_result(result: object, *, as_json: bool) -> None:
 @connecting
 def append(
     cluster: ClusterOptions,
-    value: Annotated[str | None, typer.Argument(help="The record as JSON, as in '[\"add\", 3]'.")] = None,
+    value: Annotated[
+        str | None, typer.Argument(metavar="[JSON]", help="The record as JSON, as in '[\"add\", 3]'.")
+    ] = None,
     raw: Annotated[
         Path | None, typer.Option("--raw", metavar="FILE", help="Append the bytes of a file; - reads stdin.")
     ] = None,
@@ -75,28 +81,25 @@ def append(
         fail_usage("give either a JSON value or --raw FILE")
     record = read_raw(raw) if raw is not None else json_value_of(value or "")
 
-    async def call(client: "Client") -> "tuple[int | None, Value]":
+    async def call(client: "Client") -> "dict[str, Value]":
         if await machine_of(client) == "log":
-            return await client.append(record), None
+            return {"index": await client.append(record)}
         reply = await client.apply_batch([record])
         if reply.refused:
             from ...client import CommandRefused
 
             raise CommandRefused(reply.refused, reply.index)
-        return reply.index, reply.results[0]
+        return {"index": reply.index, "result": reply.results[0]}
 
-    index, result = ask(cluster, timeout, call, writes=True)
-    if as_json:
-        say(to_json({"index": index, "result": result}))
-    else:
-        say(printable(index), *([] if result is None else [printable(result)]))
+    written = ask(cluster, timeout, call, writes=True)
+    say(to_json(written)) if as_json else say(*map(printable, written.values()))
 
 
 @app.command()
 @connecting
 def load(
     cluster: ClusterOptions,
-    file: Annotated[Path, typer.Argument(help="NDJSON, one command per line; - reads stdin.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="NDJSON, one command per line; - reads stdin.")],
     batch: Annotated[
         int | None,
         typer.Option(
