@@ -1,197 +1,179 @@
-"""`quire status` and `quire status --watch`: the status of every node, side by side."""
+"""`quire status` and `quire status --watch`: what is wrong with a cluster, and the status of every node side by side.
+
+The exit code is for scripts and monitors: 0 if every member answers and is ready, 1 if one does not, 3 if no server
+gave a status. `--watch` asks all nodes again at every interval, each with a deadline of a second.
+"""
 
 import asyncio
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import Literal, NamedTuple
+import time
+from collections.abc import AsyncGenerator, Collection, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
-from rich.live import Live
-from rich.table import Table
+from ..access.client_credentials import ClientCredentials, TokenRefused
+from ..access.tls import TlsRefused
+from .connection import ClusterOptions, fail_usage
+from .nodes.asking import Denied, NoAnswer, NodeCaller, NotReached, Silent
+from .nodes.problems import problem_lines, problems_of, problems_of_log, shown_problems
+from .nodes.rows import LogRow, Survey, TwoClusters, survey
+from .output import Exit, complain, say, to_json
 
-from quire.log import Value
+if TYPE_CHECKING:
+    from rich.live import Live
 
-from ..client import Client, ClientError, Status, Unavailable
-from ..terminal import escaped
-from .connection import ClusterOptions, exit_of
-from .console import EscapingConsole
-from .output import Exit, complain, printable, say, to_json
-
-SHOWN = ("role", "epoch", "highest_index", "durable_index", "commit_index", "applied_index", "lag", "apply_lag")
-
-ANSWER_CHARACTERS = 200  # Of a state in the table; a whole state may take megabytes.
-
-Rows = dict[str, "NodeRow"]
-
-
-class NodeRow(NamedTuple):
-    """A node's status and, if requested, its local state; or why it did not answer."""
-
-    address: str
-    status: Status | None
-    answer: Value = None
-    failure: str = ""
-
-
-async def ask_nodes(client: Client, addresses: dict[str, str], *, states: bool) -> Rows:
-    """A row for each node, by id, with its state if requested. The nodes are asked concurrently."""
-
-    async def ask(address: str) -> NodeRow:
-        if not states:
-            try:
-                return NodeRow(address, await client.status(address))
-            except ClientError as error:
-                return NodeRow(address, None, failure=str(error))
-        # The status comes last, so that its durable_index covers what the state has applied.
-        state, failure = None, ""
-        try:
-            state = await client.state("local", server=address)
-        except ClientError as error:
-            failure = str(error)
-        try:
-            status = await client.status(address)
-        except ClientError as error:
-            return NodeRow(address, None, failure=str(error))
-        if state is None:
-            return NodeRow(address, status, failure=failure)
-        # The status may be newer than the state; these two must match the state.
-        status["applied_index"], status["digest"] = state.applied_index, state.digest
-        return NodeRow(address, status, state.state)
-
-    rows = await asyncio.gather(*map(ask, addresses.values()))
-    return dict(zip(addresses, rows, strict=True))
-
-
-def node_table(rows: Rows) -> Table:
-    """A table with a column for each node, so that three fit into 80 characters."""
-    table = Table("", *map(escaped, rows), box=SIMPLE_HEAD)
-    for column in table.columns[1:]:
-        column.overflow = "fold"
-        column.justify = "right"
-    table.add_row("address", *(escaped(row.address) for row in rows.values()))
-    for name in SHOWN:
-        table.add_row(name, *(_shown(row, name) for row in rows.values()))
-    table.add_row("log_bytes", *(_shown(row, "log_bytes") for row in rows.values()))
-    table.add_row("snapshot", *(_newest_snapshot(row) for row in rows.values()))
-    if any(_held(row) for row in rows.values()):
-        table.add_row("held", *(_held(row) for row in rows.values()))
-    if any(row.failure or row.answer is not None for row in rows.values()):
-        table.add_row("answer", *(map(_answer, rows.values())))
-    table.add_row("digest", *(_shown(row, "digest") for row in rows.values()))
-    if any(_problems(row) for row in rows.values()):
-        table.add_row("problems", *(_problems(row) for row in rows.values()))
-    if differing := _differing(rows):
-        table.add_row("differs", *(differing.get(node_id, "") for node_id in rows))
-    return table
-
-
-def _answer(row: NodeRow) -> str:
-    """The machine's answer, or why there is none, unless that is among the problems."""
-    if row.failure:
-        is_said = any(reason in row.failure for reason in _texts(row, "reasons"))
-        return "none, see problems" if is_said else escaped(row.failure)
-    return _short(printable(row.answer))
-
-
-def _problems(row: NodeRow) -> str:
-    """Why a node is not ready, and its alarms: each once, on a line of its own, with what to do."""
-    return "\n".join(map(escaped, dict.fromkeys([*_texts(row, "reasons"), *_texts(row, "alarms")])))
-
-
-def _texts(row: NodeRow, name: Literal["reasons", "alarms"]) -> Sequence[str]:
-    return () if row.status is None else row.status.get(name, ())
-
-
-def _differing(rows: Rows) -> dict[str, str]:
-    """The nodes whose digest the leader found to differ from its own, and at which index."""
-    found: dict[str, str] = {}
-    for row in rows.values():
-        nodes = {} if row.status is None else row.status.get("nodes", {})
-        for node_id, seen in nodes.items():
-            if difference := seen.get("differs"):
-                found[node_id] = f"from the leader, at {difference['index']:,}"
-    return found
+WATCH_TIMEOUT_S = 1.0
+"""The deadline of each node's answer while the cluster is watched: a frozen node shows within that time."""
 
 
 def show_status(cluster: ClusterOptions, *, as_json: bool, timeout_s: float, states: bool) -> Exit:
     """Print the status of all nodes that the servers know; return the exit code."""
+    servers = cluster.servers.split(",")
+
+    async def ask() -> Survey:
+        async with _calling(cluster) as caller:
+            return await survey(caller, servers, timeout_s, states=states)
+
     try:
-        rows = asyncio.run(all_nodes(cluster, timeout_s, states=states))
-    except Unavailable as error:
-        complain(f"{error}; check --server, or start the nodes")
-        return Exit.UNAVAILABLE
-    except ClientError as error:
-        return exit_of(error)
-    if as_json:
-        say(to_json({node_id: row._asdict() for node_id, row in rows.items()}))
-    else:
-        EscapingConsole().print(node_table(rows))
-    return Exit.DONE
+        found = asyncio.run(ask())
+    except TwoClusters as error:
+        fail_usage(f"--server or QUIRE_SERVER: {error}")
+    if not found:
+        complain(_nobody(found.strays))
+        return Exit.FAILED if any(isinstance(each, Denied) for each in found.strays) else Exit.UNAVAILABLE
+    _complain_of(found.strays)
+    _print(found, as_json=as_json)
+    return _exit_of(found)
 
 
 async def watch_status(
     cluster: ClusterOptions, interval_s: float, *, as_json: bool, timeout_s: float, states: bool
 ) -> None:
     """Print the status of all nodes at every interval; on a terminal, each replaces the previous one."""
-    console = EscapingConsole()
-    in_place = console.is_terminal and not as_json
-    with Live(console=console, auto_refresh=False) if in_place else nullcontext() as live:
-        while True:
-            rows = await _rows_or_none(cluster, timeout_s, states=states)
-            if rows is None:
-                pass  # Reported on stderr. The nodes may come back.
-            elif as_json:
-                say(to_json({node_id: row._asdict() for node_id, row in rows.items()}))
-            elif live is not None:
-                live.update(node_table(rows), refresh=True)
-            else:
-                console.print(node_table(rows))
-                sys.stdout.flush()
-            await asyncio.sleep(interval_s)
+    servers, patience_s = cluster.servers.split(","), min(timeout_s, WATCH_TIMEOUT_S)
+    known: Mapping[str, str] = {}
+    complained: set[str] = set()
+    async with _calling(cluster) as caller:
+        with _screen(as_json=as_json) as screen:
+            while True:
+                due_at = time.monotonic() + interval_s
+                try:
+                    found = await survey(caller, servers, patience_s, states=states, known=known)
+                except TwoClusters as error:
+                    fail_usage(f"--server or QUIRE_SERVER: {error}")
+                if not found:
+                    complain(_nobody(found.strays))  # The nodes may come back.
+                else:
+                    known = {node_id: row.address for node_id, row in found.rows.items()}
+                    new, complained = _new(found.strays, complained)
+                    _complain_of(new)
+                    screen.show(found)
+                await asyncio.sleep(max(0.0, due_at - time.monotonic()))
 
 
-async def _rows_or_none(cluster: ClusterOptions, timeout_s: float, *, states: bool) -> Rows | None:
+def _new(strays: Sequence[NoAnswer], complained: Collection[str]) -> tuple[list[NoAnswer], set[str]]:
+    """Those that were not reported at the previous interval; and what has been reported now."""
+    return [stray for stray in strays if str(stray) not in complained], {str(stray) for stray in strays}
+
+
+@asynccontextmanager
+async def _calling(cluster: ClusterOptions) -> AsyncGenerator[NodeCaller]:
+    """Connections with the options' credentials. Wrong ones are printed, and the command exits."""
     try:
-        return await all_nodes(cluster, timeout_s, states=states)
-    except ClientError as error:
-        complain(str(error))
-        return None
+        credentials = ClientCredentials(cluster.token_file, cluster.ca)
+    except (ValueError, TokenRefused, TlsRefused) as error:
+        fail_usage(str(error))
+    async with NodeCaller(credentials) as caller:
+        yield caller
 
 
-async def all_nodes(cluster: ClusterOptions, timeout_s: float, *, states: bool = False) -> Rows:
-    """A row for each node that the servers know of, as `ask_nodes`. Raises Unavailable if no server answers."""
-    async with cluster.connect(timeout_s) as client:
-        status = await client.status()
-        members = {member["node_id"]: member["address"] for member in status.get("members", ())}
-        addresses = members or {status["node_id"]: cluster.servers.partition(",")[0]}
-        return await ask_nodes(client, addresses, states=states)
+class _Lines:
+    """Shows each survey after the previous one: as JSON, or as lines and a table."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+
+    def show(self, found: Survey) -> None:
+        """Print a survey."""
+        _print(found, as_json=self._as_json)
 
 
-def _newest_snapshot(row: NodeRow) -> str:
-    """Its index and the start of its sha256, which is equal on all nodes that have a snapshot at that index."""
-    snapshots = None if row.status is None else row.status.get("snapshots")
-    kept = snapshots["kept"] if snapshots else ()
-    return f"{kept[-1]['index']:,}\n{escaped(kept[-1]['sha256'][:8])}" if kept else ""
+class _InPlace:
+    """Shows each survey in place of the previous one."""
+
+    def __init__(self, live: "Live") -> None:
+        self._live = live
+
+    def show(self, found: Survey) -> None:
+        """Replace what is on the screen."""
+        from rich.console import Group  # noqa: PLC0415  # As below.
+        from rich.text import Text  # noqa: PLC0415
+
+        from .nodes.table import node_table  # noqa: PLC0415
+
+        parts = [Text(line) for line in _lines(found)]
+        self._live.update(Group(*parts) if found.logs else Group(*parts, node_table(found.rows)), refresh=True)
 
 
-def _held(row: NodeRow) -> str:
-    """What has expired but is held, and why."""
-    expiry = None if row.status is None else row.status.get("expiry")
-    if not expiry or not expiry["held"]["segments"]:
-        return ""
-    return f"{expiry['held']['bytes']:,} bytes: {escaped(expiry['holds'][0]['why'])}"
+@contextmanager
+def _screen(*, as_json: bool) -> Generator[_Lines | _InPlace]:
+    if as_json or not sys.stdout.isatty():
+        yield _Lines(as_json=as_json)
+        return
+    from rich.live import Live  # noqa: PLC0415  # Only a table needs rich, which takes longer to import than to ask.
+
+    from .console import EscapingConsole  # noqa: PLC0415
+
+    with Live(console=EscapingConsole(), auto_refresh=False) as live:
+        yield _InPlace(live)
 
 
-def _short(answer: str) -> str:
-    return answer if len(answer) <= ANSWER_CHARACTERS else answer[: ANSWER_CHARACTERS - 3] + "..."
+def _print(found: Survey, *, as_json: bool) -> None:
+    if as_json:
+        say(to_json(_document(found)))
+        return
+    for line in _lines(found):
+        say(line)
+    if not found.logs:
+        from .console import EscapingConsole  # noqa: PLC0415  # As above.
+        from .nodes.table import node_table  # noqa: PLC0415
+
+        EscapingConsole().print(node_table(found.rows))
+        sys.stdout.flush()
 
 
-def _shown(row: NodeRow, name: str) -> str:
-    if row.status is None:
-        return "no answer" if name == "role" else ""
-    value = row.status.get(name)
-    if isinstance(value, dict):  # Only the lags are maps.
-        size = f"{value['bytes']:,} bytes\n" if "bytes" in value else ""
-        return f"{value['records']:,} records\n{size}{value['seconds']:.2f} s"
-    return f"{value:,}" if isinstance(value, int) else escaped(str(value or ""))
+def _lines(found: Survey) -> list[str]:
+    """What stands before the table: the problems, and the standalone logs."""
+    of_logs = [f"{log.address} {problem}" for log in found.logs for problem in problems_of_log(log)]
+    return [*shown_problems([*problem_lines(found.rows), *of_logs]), *map(_of_log, found.logs)]
+
+
+def _of_log(log: LogRow) -> str:
+    accepts = "accepting records" if log.reason is None else "accepting none"
+    return f"standalone log at {log.address}: records [{log.lowest_index:,}, {log.highest_index:,}), {accepts}"
+
+
+def _document(found: Survey) -> Mapping[str, object]:
+    """For JSON: a row by node id, or by address if it is a standalone log."""
+    problems = problems_of(found.rows)
+    rows = {node_id: {**row.document(), "problems": problems[node_id]} for node_id, row in found.rows.items()}
+    logs = {log.address: {**log.document(), "problems": problems_of_log(log)} for log in found.logs}
+    return rows or logs
+
+
+def _complain_of(strays: Sequence[NoAnswer]) -> None:
+    for stray in strays:
+        complain(f"{stray}; it is named in --server or QUIRE_SERVER, and is no member's address")
+
+
+def _nobody(absent: Sequence[NoAnswer]) -> str:
+    """Why there is no status at all, and what to do."""
+    advice = [each.advice for each in absent if each.advice and not isinstance(each, NotReached | Silent)]
+    if any(isinstance(each, NotReached | Silent) for each in absent):
+        advice.append("check --server, or start the nodes")
+    return "; ".join([*map(str, absent), *dict.fromkeys(advice)])
+
+
+def _exit_of(found: Survey) -> Exit:
+    is_well = all(row.is_ready for row in found.rows.values()) and all(log.reason is None for log in found.logs)
+    return Exit.DONE if is_well else Exit.FAILED

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from ..cli.calls.load import BATCH_COMMANDS, Loaded, Summary, load, source_of
 from ..cli.console import EscapingConsole
+from ..cli.nodes.rows import NodeRow, Rows
+from ..cli.nodes.table import print_nodes
 from ..cli.output import Exit, complain, say, to_json
 from ..cli.progress import shown_progress
-from ..cli.status import NodeRow, Rows, node_table
 from ..client import connect
 from .nodes import DemoFailed
 from .scenario import READY_TIMEOUT_S, Demo, run_on_nodes
@@ -76,7 +77,7 @@ async def _load_and_compare(demo: Demo, commands: int) -> Comparison:
             "durable on a majority of the nodes"
         )
         rows, expected = await asyncio.gather(
-            demo.all_applied(client, loaded.applied_index or 0),
+            demo.all_applied(loaded.applied_index or 0),
             _run_script(CHECK, f"--initial={before.state!s}", str(file)),
         )
     return Comparison(summary, expected.strip(), rows)
@@ -111,10 +112,10 @@ def _failed(row: NodeRow) -> bool:
 def _show(comparison: Comparison, console: EscapingConsole, *, as_json: bool) -> None:
     differences = comparison.differences
     if as_json:
-        nodes = {node_id: row._asdict() for node_id, row in comparison.rows.items()}
+        nodes = {node_id: row.document() for node_id, row in comparison.rows.items()}
         document = {**comparison._asdict(), "rows": nodes, "equal": not differences, "differences": differences}
         say(to_json(document))
-    console.print(node_table(comparison.rows))
+    print_nodes(console, comparison.rows)
     if differences:
         for difference in differences:
             complain(difference)

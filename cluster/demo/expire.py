@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from quire.log import ReadOnlyDirectory, stored_mark
 
+from ..cli.nodes.rows import Rows
 from ..cli.output import Exit
-from ..cli.status import Rows
 from ..client import NotFound, Status
 from .nodes import NODE_IDS, DemoFailed
 from .scenario import CLIENTS, OBSERVATIONS, OBSERVE_EVERY_S, Demo, Scenario, run_scenario, under_load
@@ -216,6 +216,6 @@ def _document(outcome: Outcome) -> dict[str, object]:
         "expired_segments": outcome.expired,
         "reader": outcome.reader,
         "acknowledged": outcome.acknowledged,
-        "nodes": {node_id: row._asdict() for node_id, row in outcome.rows.items()},
+        "nodes": {node_id: row.document() for node_id, row in outcome.rows.items()},
         "differences": outcome.differences,
     }

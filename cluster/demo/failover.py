@@ -3,8 +3,8 @@
 import time
 from typing import NamedTuple
 
+from ..cli.nodes.rows import Rows
 from ..cli.output import Exit
-from ..cli.status import Rows
 from ..client import Client
 from .nodes import DemoFailed, DemoNodes
 from .scenario import CLIENTS, Demo, Leader, find_leader, run_scenario, under_load
@@ -90,6 +90,6 @@ def _document(outcome: Outcome) -> dict[str, object]:
         "acknowledged": outcome.acknowledged,
         "lost": outcome.lost,
         "state_off_by": outcome.off,
-        "nodes": {node_id: row._asdict() for node_id, row in outcome.rows.items()},
+        "nodes": {node_id: row.document() for node_id, row in outcome.rows.items()},
         "differences": outcome.differences,
     }

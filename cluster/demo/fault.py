@@ -11,8 +11,8 @@ from enum import StrEnum
 from functools import partial
 from typing import NamedTuple
 
+from ..cli.nodes.rows import Rows
 from ..cli.output import Exit
-from ..cli.status import Rows
 from ..client import Client, ClientError, Status, connect
 from ..client.documents import Stream
 from .nodes import DemoFailed
@@ -236,6 +236,6 @@ def _document(fault: Fault, outcome: Outcome) -> dict[str, object]:
         "lesson": fault.value,  # The key is part of the output's format.
         **outcome.gap._asdict(),
         "acknowledged": outcome.acknowledged,
-        "nodes": {node_id: row._asdict() for node_id, row in outcome.rows.items()},
+        "nodes": {node_id: row.document() for node_id, row in outcome.rows.items()},
         "differences": outcome.differences,
     }

@@ -12,9 +12,12 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import uvloop
 
+from ..access.client_credentials import ClientCredentials
 from ..cli.console import EscapingConsole
+from ..cli.nodes.asking import NodeCaller
+from ..cli.nodes.rows import Rows, ask_nodes
+from ..cli.nodes.table import print_nodes
 from ..cli.output import Exit, complain, say, to_json
-from ..cli.status import Rows, ask_nodes, node_table
 from ..client import Client, ClientError, Status, Unavailable, connect
 from .nodes import DemoFailed, DemoNodes
 from .writers import BATCH_COMMANDS, Writers
@@ -75,16 +78,17 @@ class Demo:
                 task.cancel()
             await asyncio.gather(working, *others, return_exceptions=True)
 
-    async def all_applied(self, client: Client, index: int) -> Rows:
+    async def all_applied(self, index: int) -> Rows:
         """The status of all nodes once they have applied everything below `index`; at the timeout, as it is then."""
         deadline = asyncio.get_running_loop().time() + APPLIED_TIMEOUT_S
-        while True:
-            rows = await ask_nodes(client, self.nodes.addresses, states=True)
-            if all(row.status and row.status["applied_index"] >= index for row in rows.values()):
-                return rows
-            if asyncio.get_running_loop().time() > deadline:
-                return rows
-            await asyncio.sleep(APPLIED_POLL_S)
+        async with NodeCaller(ClientCredentials()) as caller:
+            while True:
+                rows = await ask_nodes(caller, self.nodes.addresses, READY_TIMEOUT_S, states=True)
+                if all(row.status and row.status["applied_index"] >= index for row in rows.values()):
+                    return rows
+                if asyncio.get_running_loop().time() > deadline:
+                    return rows
+                await asyncio.sleep(APPLIED_POLL_S)
 
 
 class Leader(NamedTuple):
@@ -131,7 +135,7 @@ class Scenario(NamedTuple):
         """Stop the writers; return the nodes' status once all have applied everything, and the error of the state."""
         self.writers.end()
         await self.writing
-        rows = await self.demo.all_applied(self.client, (await self.client.status())["highest_index"])
+        rows = await self.demo.all_applied((await self.client.status())["highest_index"])
         return rows, int(str((await self.client.state()).state)) - self.state_before - self.writers.sum
 
 
@@ -186,7 +190,7 @@ def run_scenario(
             return Exit.INTERRUPTED
         if as_json:
             say(to_json(document(outcome)))
-        demo.console.print(node_table(outcome.rows))
+        print_nodes(demo.console, outcome.rows)
         for difference in outcome.differences:
             complain(difference)
         if not outcome.differences:

@@ -5,7 +5,7 @@ import time
 from itertools import count
 from typing import NamedTuple
 
-from ..cli.status import Rows
+from ..cli.nodes.rows import Rows
 from ..client import Client, connect
 
 BATCH_COMMANDS = 5

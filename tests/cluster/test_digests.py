@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
-from rich.console import Console
 
-from quire.cluster.cli.connection import ClusterOptions
-from quire.cluster.cli.status import Rows, all_nodes, node_table
+from quire.cluster.access.client_credentials import ClientCredentials
+from quire.cluster.cli.console import EscapingConsole
+from quire.cluster.cli.nodes.asking import NodeCaller
+from quire.cluster.cli.nodes.rows import survey
+from quire.cluster.cli.nodes.table import print_nodes
 from quire.cluster.node.digests import REMEMBERED_FRAMES, Difference, Digests
 from quire.cluster.node.views.status import not_ready_reasons
 from quire.sm import Applier
@@ -209,9 +211,10 @@ async def metric(cluster: RunningCluster) -> dict[str, float]:
 
 async def shown(cluster: RunningCluster) -> str:
     """The table of `quire status`."""
-    rows: Rows = await all_nodes(ClusterOptions(cluster.address("n1")), DEADLINE_S)
+    async with NodeCaller(ClientCredentials()) as caller:
+        found = await survey(caller, [cluster.address("n1")], DEADLINE_S, states=False)
     text = StringIO()
-    Console(width=200, file=text).print(node_table(rows))
+    print_nodes(EscapingConsole(width=200, file=text), found.rows)
     return text.getvalue()
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from rich.console import Console
 from structlog.testing import capture_logs
 
-from quire.cluster.cli.status import NodeRow, node_table
+from quire.cluster.cli.console import EscapingConsole
+from quire.cluster.cli.nodes.rows import NodeRow
+from quire.cluster.cli.nodes.table import print_nodes
 from quire.cluster.node.views.fitness import ADVICE, fitness_document, log_levels, sentences
 from quire.cluster.node.views.status import node_status
 from quire.replication.core.fitness import FitnessStatus, Level
@@ -49,7 +50,7 @@ async def level_shown(cluster: RunningCluster) -> float:
 
 def table_of(status: Any) -> str:
     text = StringIO()
-    Console(width=1000, file=text).print(node_table({"n1": NodeRow("a:1", status, "42")}))
+    print_nodes(EscapingConsole(width=1000, file=text), {"n1": NodeRow("a:1", status, "42")})
     return text.getvalue()
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from structlog.testing import capture_logs
 
-from quire.cluster.cli.status import NodeRow, node_table
+from quire.cluster.cli.console import EscapingConsole
+from quire.cluster.cli.nodes.rows import NodeRow
+from quire.cluster.cli.nodes.table import print_nodes
 from quire.cluster.data_dir.genesis import Genesis
 from quire.cluster.errors import OutcomeUnknown, StateUnavailable
 from quire.cluster.node.components import NodeResources
@@ -128,7 +129,7 @@ async def test_the_same_sentence_is_said_once_in_status_in_the_table_in_readyz_a
             state = (await cluster.ask("n1", "GET", "/state")).document
             table = StringIO()
             row = NodeRow("a:1", status, failure=state["detail"])
-            Console(width=1000, file=table).print(node_table({"n1": row}))
+            print_nodes(EscapingConsole(width=1000, file=table), {"n1": row})
             assert table.getvalue().count(sentence) == 1
             assert [state["detail"].count(sentence), *(text.count(sentence) for _, text in answers)] == [1] * 4
             assert {status for status, _ in answers} <= {503, 504}

@@ -5,7 +5,8 @@ from typing import Any, cast
 
 from rich.console import Console
 
-from quire.cluster.cli.status import ANSWER_CHARACTERS, NodeRow, node_table
+from quire.cluster.cli.nodes.rows import NodeRow
+from quire.cluster.cli.nodes.table import ANSWER_CHARACTERS, node_table
 from quire.cluster.client import Status
 
 

@@ -1,0 +1,1 @@
+"""What `quire status` asks of every node, and how it shows what they answer."""
