@@ -1,6 +1,7 @@
 """The commands of `quire` against a real cluster: their output and exit codes."""
 
 import json
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -273,7 +274,7 @@ def test_a_session_is_opened_shown_and_closed_by_name_and_by_id(cluster: Cluster
     assert closed["session"] == again
     check_one_sentence(quire(cluster, "session", "close", "--name", "billing"), FAILED, "billing", "session list")
     other = json.loads(quire(cluster, "session", "open", "other", "--json").stdout)["session"]
-    assert quire(cluster, "session", "close", str(other)) == (DONE, f"session {other} sequence 0\n", "")
+    assert quire(cluster, "session", "close", str(other)) == (DONE, f"session {other} (other) is closed\n", "")
     check_one_sentence(quire(cluster, "session", "close", str(other)), FAILED, "session")
     check_one_sentence(quire(cluster, "session", "close"), USAGE, "--name")
 
@@ -290,8 +291,8 @@ def test_sessions_are_listed_and_closed_by_prefix_and_a_load_closes_its_own(clus
     ]
     assert [(row["name"], row["sequence"]) for row in rows] == [("kept one", 1)]
     assert quire(cluster, "session", "list", "--prefix", "kept", "--idle", "3600").stdout == ""
-    assert quire(cluster, "session", "close", "--prefix", "kept", "--idle", "3600").stdout == "0 sessions closed\n"
-    assert quire(cluster, "session", "close", "--prefix", "kept").stdout == "1 sessions closed\n"
+    assert quire(cluster, "session", "close", "--prefix", "kept", "--idle", "3600").stdout == "0 sessions are closed\n"
+    assert quire(cluster, "session", "close", "--prefix", "kept").stdout == "1 session is closed\n"
     assert quire(cluster, "session", "list", "--prefix", "kept").stdout == ""
 
 
@@ -315,6 +316,22 @@ def test_snapshot_and_expire_ask_every_node_or_the_named_one(clusters: Clusters)
     [(node_id, row)] = json.loads(held.stdout).items()
     assert node_id == "n2"
     assert "1 of 2 snapshots are there" in row["document"]["held_by"]
+
+    again = run_quire("snapshot", "--server", cluster.servers)
+    index, digest = rows["n1"]["document"]["index"], rows["n1"]["document"]["sha256"][:8]
+    has = f"has a snapshot at {index:,} already, of all that it has applied"
+    size = f"{rows['n1']['document']['bytes']} bytes"
+    assert again == (0, "".join(f"{node.node_id} {has} ({size}, sha256 {digest})\n" for node in cluster), "")
+    cluster.leader.apply(["add", 1])
+    cluster.wait_for_equal()
+    other = run_quire("snapshot", "--node", "n3", "--server", cluster.servers)
+    assert re.fullmatch(
+        rf"n3 took a snapshot at {index + 1:,} \(\d+ bytes, sha256 [0-9a-f]{{8}}, \d+\.\d s\)\n", other.stdout
+    )
+
+    nothing = run_quire("expire", "--server", cluster.servers)
+    why = f"all is in the segment that is written ({cluster.leader.status()['log_bytes']:,} bytes of 1 byte)"
+    assert nothing == (0, "".join(f"{node.node_id} removed nothing: {why}\n" for node in cluster), "")
 
     shown = run_quire("status", "--server", cluster.servers)
     assert rows["n1"]["document"]["sha256"][:8] in shown.stdout
