@@ -38,6 +38,9 @@ def show_status(cluster: ClusterOptions, *, as_json: bool, timeout_s: float, sta
         found = asyncio.run(ask())
     except TwoClusters as error:
         fail_usage(f"--server or QUIRE_SERVER: {error}")
+    except KeyboardInterrupt:
+        complain("interrupted")
+        return Exit.INTERRUPTED
     if not found:
         complain(_nobody(found.strays))
         return Exit.FAILED if any(isinstance(each, Denied) for each in found.strays) else Exit.UNAVAILABLE
@@ -106,10 +109,10 @@ class _InPlace:
 
     def show(self, found: Survey) -> None:
         """Replace what is on the screen."""
-        from rich.console import Group  # noqa: PLC0415  # As below.
-        from rich.text import Text  # noqa: PLC0415
+        from rich.console import Group
+        from rich.text import Text
 
-        from .nodes.table import node_table  # noqa: PLC0415
+        from .nodes.table import node_table
 
         parts = [Text(line) for line in _lines(found)]
         self._live.update(Group(*parts) if found.logs else Group(*parts, node_table(found.rows)), refresh=True)
@@ -120,9 +123,9 @@ def _screen(*, as_json: bool) -> Generator[_Lines | _InPlace]:
     if as_json or not sys.stdout.isatty():
         yield _Lines(as_json=as_json)
         return
-    from rich.live import Live  # noqa: PLC0415  # Only a table needs rich, which takes longer to import than to ask.
+    from rich.live import Live  # Only a table needs rich, which takes longer to import than to ask.
 
-    from .console import EscapingConsole  # noqa: PLC0415
+    from .console import EscapingConsole
 
     with Live(console=EscapingConsole(), auto_refresh=False) as live:
         yield _InPlace(live)
@@ -135,8 +138,8 @@ def _print(found: Survey, *, as_json: bool) -> None:
     for line in _lines(found):
         say(line)
     if not found.logs:
-        from .console import EscapingConsole  # noqa: PLC0415  # As above.
-        from .nodes.table import node_table  # noqa: PLC0415
+        from .console import EscapingConsole
+        from .nodes.table import node_table
 
         EscapingConsole().print(node_table(found.rows))
         sys.stdout.flush()
@@ -163,15 +166,24 @@ def _document(found: Survey) -> Mapping[str, object]:
 
 def _complain_of(strays: Sequence[NoAnswer]) -> None:
     for stray in strays:
-        complain(f"{stray}; it is named in --server or QUIRE_SERVER, and is no member's address")
+        complain(f"{stray}; no node shown has this address, which --server or QUIRE_SERVER names")
 
 
 def _nobody(absent: Sequence[NoAnswer]) -> str:
-    """Why there is no status at all, and what to do."""
+    """Why there is no status at all, and what to do. Servers that fail alike are named together."""
+    alike: dict[tuple[type[NoAnswer], str], list[NoAnswer]] = {}
+    for each in absent:
+        # The text of a refusal names the node, so it is another one for each.
+        alike.setdefault((type(each), "" if isinstance(each, Denied) else each.predicate), []).append(each)
+    said = [f"{first}{_same_for(others)}" for first, *others in alike.values()]
     advice = [each.advice for each in absent if each.advice and not isinstance(each, NotReached | Silent)]
     if any(isinstance(each, NotReached | Silent) for each in absent):
         advice.append("check --server, or start the nodes")
-    return "; ".join([*map(str, absent), *dict.fromkeys(advice)])
+    return "; ".join([*said, *dict.fromkeys(advice)])
+
+
+def _same_for(others: Sequence[NoAnswer]) -> str:
+    return f"; so for {', '.join(each.server for each in others)}" if others else ""
 
 
 def _exit_of(found: Survey) -> Exit:

@@ -22,7 +22,7 @@ from quire.cluster.client import Status
 from tests.cluster.logs import Device, served
 from tests.cluster.running import RunningCluster, running_cluster
 from tests.cluster.scripted import document, foreign, refusing, scripted, silent
-from tests.ports import HOST, free_port
+from tests.ports import HOST, free_port, free_ports
 from tests.processes.cluster import Ended
 
 TABLE_WIDTH = 80
@@ -206,9 +206,48 @@ async def test_a_server_that_is_no_member_and_gives_no_status_is_named_beside_th
 
     assert (ended.code, problems(ended)) == (Exit.DONE, ["none"])
     assert ended.stderr == (
-        f"quire: {other.address} is not a quire node (it answered 404 with text/plain); it is named in --server or "
-        "QUIRE_SERVER, and is no member's address\n"
+        f"quire: {other.address} is not a quire node (it answered 404 with text/plain); no node shown has this "
+        "address, which --server or QUIRE_SERVER names\n"
     )
+
+
+async def test_a_cluster_that_is_not_formed_is_shown_by_the_nodes_that_are_named() -> None:
+    reason = "the cluster is not formed yet; it forms once all members are waiting: n2: connection refused (a:2)"
+    forming = {"node_id": "n1", "role": "forming", "ready": False, "reasons": [reason]}
+    lost = f"{HOST}:{free_port()}"
+    async with scripted(document(forming)) as server:
+        ended = await status(server=f"{server.address},{lost}")
+
+    assert (ended.code, problems(ended)) == (Exit.FAILED, [f"n1 is not ready: {reason}"])
+    assert ended.stderr == (
+        f"quire: {lost} is not reached: connection refused; no node shown has this address, which --server or "
+        "QUIRE_SERVER names\n"
+    )
+
+
+async def test_servers_that_fail_alike_are_named_together_and_what_to_do_once() -> None:
+    lost = [f"{HOST}:{port}" for port in free_ports(2)]
+    async with scripted(refusing(401, "unauthorized")) as first, scripted(refusing(401, "unauthorized")) as second:
+        ended = await status(server=",".join([first.address, *lost, second.address]))
+
+    assert ended.code == Exit.FAILED
+    assert ended.stderr == (
+        f"quire: {first.address} answered 401: detail of unauthorized; so for {second.address}; {lost[0]} is not "
+        f"reached: connection refused; so for {lost[1]}; give a token with --token-file or QUIRE_TOKEN_FILE; check "
+        "--server, or start the nodes\n"
+    )
+
+
+async def test_a_standalone_log_and_a_node_are_not_one_cluster(tmp_path: Path) -> None:
+    def answering(request: web.Request) -> web.Response | None:
+        return document(node("n1", request.host, cluster_id="aa"))(request)
+
+    async with served(tmp_path) as log, scripted(answering) as server:
+        address = log.service.config.listen
+        ended = await status(server=f"{server.address},{address}")
+
+    assert (ended.code, ended.stdout) == (Exit.USAGE, "")
+    assert f"{server.address} is of cluster aa and {address} is a standalone log" in ended.stderr
 
 
 async def test_servers_of_two_clusters_are_refused() -> None:

@@ -34,6 +34,7 @@ class NoAnswer(ClientError):
     def __init__(self, server: str, predicate: str, advice: str = "") -> None:
         """`predicate` continues a sentence that begins with the server."""
         super().__init__(f"{server}{predicate}")
+        self.server = server
         self.predicate = predicate
         self.advice = advice
 

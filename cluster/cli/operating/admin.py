@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from ..connection import DEFAULT_TIMEOUT_S, ClusterOptions, Json, Timeout, ask, connecting, fail_usage
+from ..group import Group
 from ..output import printable, say, to_json
 
 admin_app = typer.Typer()
-code_app = typer.Typer(name="admin", help="Accept changed code of the machine.", no_args_is_help=True)
-session_app = typer.Typer(name="session", help="Open, show and close sessions.", no_args_is_help=True)
+code_app = typer.Typer(name="admin", cls=Group, help="Accept changed code of the machine.", no_args_is_help=True)
+session_app = typer.Typer(name="session", cls=Group, help="Open, show and close sessions.", no_args_is_help=True)
 
 OneNode = Annotated[str | None, typer.Option("--node", metavar="ID", help="Only this node. Default: every member.")]
 SessionId = Annotated[
@@ -35,7 +36,7 @@ def transfer(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Move leadership to another node. Loses no write."""
-    leader = ask(cluster, timeout, lambda client: client.transfer(target))
+    leader = ask(cluster, timeout, lambda client: client.transfer(target), writes=True)
     say(f'{{"leader": {to_json(leader)}}}' if as_json else f"{printable(leader)} leads")
 
 
@@ -45,7 +46,7 @@ def snapshot(
     cluster: ClusterOptions, node: OneNode = None, as_json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S
 ) -> None:
     """Take a snapshot on every node. Says at which index each did, its size, and the start of its checksum."""
-    from .node_calls import call_each, take_snapshot  # noqa: PLC0415
+    from .node_calls import call_each, take_snapshot
 
     raise typer.Exit(call_each(cluster, node, take_snapshot, as_json=as_json, timeout_s=timeout))
 
@@ -62,7 +63,7 @@ def expire(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Delete expired log segments on every node now. Nodes also do this by themselves every second."""
-    from .node_calls import call_each, expiring  # noqa: PLC0415
+    from .node_calls import call_each, expiring
 
     raise typer.Exit(call_each(cluster, node, expiring(dry_run=dry_run), as_json=as_json, timeout_s=timeout))
 
@@ -82,7 +83,7 @@ def accept_code(
     Clears the alarms about changed code and about members that run different code. Prints the fingerprints. Repeat it
     for nodes that did not answer.
     """
-    from . import node_calls  # noqa: PLC0415
+    from . import node_calls
 
     raise typer.Exit(node_calls.call_each(cluster, node, node_calls.accept_code, as_json=as_json, timeout_s=timeout))
 
@@ -96,7 +97,7 @@ def open_session(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Open a named session. Prints its id and last sequence. It stays open until it is closed."""
-    from . import sessions  # noqa: PLC0415
+    from . import sessions
 
     sessions.open_session(cluster, name, as_json=as_json, timeout_s=timeout)
 
@@ -107,7 +108,7 @@ def show_session(
     cluster: ClusterOptions, session: SessionId, as_json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S
 ) -> None:
     """Print a session's name and its last executed sequence."""
-    from . import sessions  # noqa: PLC0415
+    from . import sessions
 
     sessions.show_session(cluster, session, as_json=as_json, timeout_s=timeout)
 
@@ -122,7 +123,7 @@ def list_sessions(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """List the open sessions: id, name, last executed sequence, and when the log last used it."""
-    from . import sessions  # noqa: PLC0415
+    from . import sessions
 
     sessions.list_sessions(cluster, prefix, idle_s, as_json=as_json, timeout_s=timeout)
 
@@ -145,7 +146,7 @@ def close_session(
     many = bool(prefix or idle_s)
     if (session is not None) + (name is not None) + many != 1:
         fail_usage("give a session's id, or --name NAME, or --prefix TEXT and --idle SECONDS")
-    from . import sessions  # noqa: PLC0415
+    from . import sessions
 
     if many:
         sessions.close_idle_sessions(cluster, prefix, idle_s, as_json=as_json, timeout_s=timeout)

@@ -59,6 +59,9 @@ def call_each(cluster: ClusterOptions, node: str | None, call: NodeCall, *, as_j
         answers = asyncio.run(_call_each(cluster.connect(timeout_s), node, call, as_json=as_json))
     except ClientError as error:
         return exit_of(error)
+    except KeyboardInterrupt:
+        complain("interrupted; a node that was asked continues: see `quire status`")
+        return Exit.INTERRUPTED
     if as_json:
         say(to_json({node_id: answer.document() for node_id, answer in answers.items()}))
         for node_id, answer in answers.items():
@@ -125,9 +128,9 @@ class _Lines:
 
     def show_waiting(self) -> None:
         """Show whom the command still waits for."""
-        from rich.text import Text  # noqa: PLC0415  # Only a terminal needs rich, and only if something takes long.
+        from rich.text import Text  # Only a terminal needs rich, and only if something takes long.
 
-        from ..console import EscapingConsole  # noqa: PLC0415
+        from ..console import EscapingConsole
 
         text = Text(escaped(f"waiting for {', '.join(each for each in self._missing if each not in self._answers)}"))
         if self._waits is None:

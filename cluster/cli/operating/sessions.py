@@ -12,7 +12,7 @@ CLOSED_AT_ONCE = 1_000
 
 def open_session(cluster: ClusterOptions, name: str, *, as_json: bool, timeout_s: float) -> None:
     """Open a session and print it."""
-    opened = ask(cluster, timeout_s, lambda client: client.session(), session=name)
+    opened = ask(cluster, timeout_s, lambda client: client.session(), session=name, writes=True)
     _show({"session": opened.id, "name": opened.name, "sequence": opened.sequence}, as_json=as_json)
 
 
@@ -41,7 +41,7 @@ def close_idle_sessions(
         parts = [found[first : first + CLOSED_AT_ONCE] for first in range(0, len(found), CLOSED_AT_ONCE)]
         return [closed for part in parts for closed in await client.close_sessions(part)]
 
-    closed = ask(cluster, timeout_s, close_all)
+    closed = ask(cluster, timeout_s, close_all, writes=True)
     sentence = f"{len(closed):,} session{' is' if len(closed) == 1 else 's are'} closed"
     say(to_json({"closed": closed}) if as_json else sentence)
 
@@ -60,7 +60,7 @@ def close_session(
             known_as = None
         return known_as, await client.close_session(session)
 
-    known_as, closed = ask(cluster, timeout_s, close)
+    known_as, closed = ask(cluster, timeout_s, close, writes=True)
     of_name = "" if known_as is None else f" ({printable(known_as)})"
     say(to_json(closed) if as_json else f"session {printable(closed['session'])}{of_name} is closed")
 
