@@ -35,13 +35,15 @@ class ScriptedServer:
 
 
 @asynccontextmanager
-async def scripted(*steps: Step, tls: ssl.SSLContext | None = None) -> AsyncGenerator[ScriptedServer, None]:
+async def scripted(
+    *steps: Step, tls: ssl.SSLContext | None = None, port: int = 0
+) -> AsyncGenerator[ScriptedServer, None]:
     server = ScriptedServer(list(steps))
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", server.handle)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
+    site = web.TCPSite(runner, "127.0.0.1", port, ssl_context=tls)
     await site.start()
     host, port = runner.addresses[0][:2]
     server.address = f"{host}:{port}"

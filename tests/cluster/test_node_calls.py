@@ -3,6 +3,7 @@
 import asyncio
 import os
 import pty
+import signal
 import subprocess
 from typing import Any, cast
 
@@ -10,9 +11,11 @@ import pytest
 from aiohttp import web
 
 from quire.cluster.cli.operating.node_calls import expired_sentence, size_of
+from quire.cluster.cli.output import Exit
 from quire.cluster.client import SegmentsExpired, Status
 from tests.cluster.scripted import document, scripted, silent
-from tests.processes.cluster import QUIRE, environment
+from tests.ports import HOST
+from tests.processes.cluster import DEADLINE_S, QUIRE, environment
 
 NOTHING = {"node_id": "n1", "segments": 0, "to_index": 7, "bytes": 0}
 SNAPSHOTS = {"what": "snapshots", "index": 9, "why": "the older of the two newest snapshots is at index 9"}
@@ -118,3 +121,31 @@ async def test_a_terminal_shows_each_node_once_it_has_answered_and_whom_the_comm
     assert piped.stdout.startswith("n2 took a snapshot at 7 (9 bytes, sha256 abababab, ")
     assert piped.stderr.startswith("quire: n1: ")
     assert (piped.stdout.count("\n"), piped.stderr.count("\n")) == (1, 1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("command", ["status", "snapshot", "expire"])
+async def test_ctrl_c_ends_a_command_that_waits_with_one_sentence(command: str) -> None:
+    asked = asyncio.Event()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(accept, HOST, 0) as server:
+        address = "{}:{}".format(*server.sockets[0].getsockname()[:2])
+        process = await asyncio.create_subprocess_exec(
+            *[*QUIRE, command, "--timeout", "60", "--server", address],
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=environment(),
+        )
+        async with asyncio.timeout(DEADLINE_S):
+            await asked.wait()
+            process.send_signal(signal.SIGINT)
+            output, errors = await process.communicate()
+
+    assert (process.returncode, output) == (Exit.INTERRUPTED, b"")
+    assert errors.startswith(b"quire: interrupted")
+    assert errors.count(b"\n") == 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from io import StringIO
@@ -23,9 +24,11 @@ from tests.cluster.logs import Device, served
 from tests.cluster.running import RunningCluster, running_cluster
 from tests.cluster.scripted import document, foreign, refusing, scripted, silent
 from tests.ports import HOST, free_port, free_ports
-from tests.processes.cluster import Ended
+from tests.processes.cluster import DEADLINE_S, QUIRE, Ended, environment
 
 TABLE_WIDTH = 80
+LONGEST_S = 4.0
+"""For an answer that is due within 0.3 s, on a busy machine."""
 
 
 async def status(*arguments: str, server: str) -> Ended:
@@ -308,12 +311,15 @@ async def test_a_node_that_does_not_answer_has_a_column_within_its_deadline() ->
             return document({"node_id": "n1", "role": "leader", "ready": True, "members": members})(request)
 
         async with scripted(answering) as server:
+            began = time.monotonic()
             ended = await status("--timeout", "0.3", server=server.address)
+            took_s = time.monotonic() - began
 
     assert ended.code == Exit.FAILED
     [line] = problems(ended)
     assert line.startswith(f"n2 ({frozen}) does not answer within 0.3 s; see its journal: ")
     assert "no answer" in ended.stdout
+    assert took_s < LONGEST_S
 
 
 async def test_a_member_that_is_reached_only_as_it_was_named_counts_as_reached() -> None:
@@ -386,3 +392,28 @@ async def test_a_node_that_refuses_the_status_says_why() -> None:
         "",
         f"quire: {server.address} answered 403: detail of forbidden; {advice}\n",
     )
+
+
+@pytest.mark.full
+async def test_a_watch_says_that_nobody_answers_until_somebody_does() -> None:
+    port = free_port()
+    command = [*QUIRE, "status", "--watch", "--interval", "0.1", "--json", "--server", f"{HOST}:{port}"]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment()
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        async with asyncio.timeout(DEADLINE_S):
+            said = (await process.stderr.readline()).decode()
+            async with scripted(lambda request: document(node("n1", request.host))(request), port=port):
+                rows = json.loads(await process.stdout.readline())
+            while (lost := json.loads(await process.stdout.readline()))["n1"]["status"] is not None:
+                pass
+    finally:
+        process.kill()
+        await process.wait()
+
+    assert said == f"quire: {HOST}:{port} is not reached: connection refused; check --server, or start the nodes\n"
+    assert rows["n1"]["problems"] == []
+    assert "is not reached" in lost["n1"]["failure"]
