@@ -85,6 +85,8 @@ def open_store(url: str, options: Mapping[str, str], patience: Patience = Patien
     path = unquote(url.removeprefix(FILE_SCHEME)) if url.startswith(FILE_SCHEME) else url
     if not path or (path != url and not path.startswith("/")):
         raise StoreRefused(f"{url!r} names no folder, such as /srv/backup or file:///srv/backup; give {FORMS}")
+    if Path(path).exists() and not Path(path).is_dir():
+        raise StoreRefused(f"{path} is a file; a backup needs a folder")
     return FolderStore(Path(path))
 
 

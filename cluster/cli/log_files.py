@@ -20,7 +20,7 @@ from .progress import shown_bytes
 if TYPE_CHECKING:
     from quire.log import Directory, Fault, FrameHeader, Mark, Plan, Repaired, SegmentFacts, Verdict
 
-LOG_FOLDER = "log"
+LOG_FOLDER, MARK_NAME = "log", "mark"
 
 app = typer.Typer(
     name="log",
@@ -155,8 +155,10 @@ def _closed_log(data_dir: Path) -> "Generator[Directory]":
     """The directory, locked. If it has no log or a process uses it, print that and exit."""
     from quire.log import FileDirectory, LogError, LogLocked
 
-    if not (data_dir / LOG_FOLDER).is_dir():
-        complain(f"{data_dir} has no log; name the directory that contains {LOG_FOLDER}/ and mark")
+    files = data_dir / LOG_FOLDER
+    if not files.is_dir() or not ((data_dir / MARK_NAME).exists() or any(files.glob("*.store"))):
+        what = "is a file" if data_dir.is_file() else "has no log" if data_dir.exists() else "does not exist"
+        complain(f"{data_dir} {what}; name the directory that contains {LOG_FOLDER}/ and {MARK_NAME}")
         raise typer.Exit(Exit.USAGE)
     try:
         directory = FileDirectory(data_dir)

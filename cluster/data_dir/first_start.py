@@ -37,11 +37,16 @@ def check_unformatted(directory: Directory) -> None:
     """Check that a directory without an identity was never formatted. Changes nothing.
 
     Raises:
-        DataDirRefused: it holds a promise, a snapshot or records: it has lost its identity.
+        DataDirRefused: it holds a promise, a snapshot or records: it has lost its identity. Or it is another program's.
     """
     names = set(directory.list())
     if held := _held(directory, names):
         raise DataDirRefused(directory.path, f"its identity file is missing, and it holds {held}; {LOST_VOTER}")
+    if foreign := _foreign(directory, names):
+        reason = (
+            f"it holds {LOG_FOLDER}/{foreign}, which is not a file of a log, and no identity: it is something else's"
+        )
+        raise DataDirRefused(directory.path, f"{reason}; give an empty directory, or one that does not exist")
 
 
 def _held(directory: Directory, names: set[str]) -> str:
@@ -57,10 +62,15 @@ def _held(directory: Directory, names: set[str]) -> str:
 
 
 def _held_in_log(directory: Directory) -> str:
-    files = directory.existing(LOG_FOLDER)
-    if foreign := [name for name in sorted(files.list()) if not _is_ours(name)]:
-        return f"{LOG_FOLDER}/{foreign[0]}, which is not a file of a log"
-    return "a log with records" if _has_records(files) else ""
+    return "a log with records" if _has_records(directory.existing(LOG_FOLDER)) else ""
+
+
+def _foreign(directory: Directory, names: set[str]) -> str:
+    """A file in the place of the log that is none of a log's, if no other file of ours is there; empty if none is."""
+    if LOG_FOLDER not in names:
+        return ""
+    foreign = [name for name in sorted(directory.existing(LOG_FOLDER).list()) if not _is_ours(name)]
+    return foreign[0] if foreign else ""
 
 
 def _promised(directory: Directory) -> str:

@@ -213,7 +213,11 @@ def run_on_nodes(
     A temporary directory is kept if the demo fails. `proxied` and `flags` are those of `DemoNodes`.
     """
     directory = Path(tempfile.mkdtemp(prefix="quire-demo-")) if data_dir is None else data_dir
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        complain(f"{directory} cannot be used: {(error.strerror or str(error)).lower()}; give another --data-dir")
+        return Exit.USAGE
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             code = runner.run(_run_watched(work, DemoNodes(directory, proxied=proxied, flags=flags), as_json=as_json))

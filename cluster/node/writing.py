@@ -333,8 +333,6 @@ class Writing:
         """
         if (error := self._leadership.not_leader()) is not None:
             raise error
-        if (stopped := self._applying.applier.failure) is not None:
-            raise StateUnavailable(f"nothing can be answered here: {stopped}")
         if (refusal := self.refusal) is not None:
             raise refusal
         if write.size > self._payload_limit:
@@ -349,10 +347,12 @@ class Writing:
 
     @property
     def refusal(self) -> ClusterError | None:
-        """Why writes are refused now: the machine is behind. None if it is not.
+        """Why writes are refused now: the machine has stopped or is behind. None if it is not.
 
         While it still applies what was committed before it led, this is no overload: fewer writes would not help.
         """
+        if (stopped := self._applying.applier.failure) is not None:
+            return StateUnavailable(f"nothing can be answered here: {stopped}")
         if not self.is_behind:
             return None
         if self._unapplied_before_it_led:

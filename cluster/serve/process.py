@@ -198,6 +198,8 @@ async def _started(make: Callable[[], Service], data_dir: Path, files: int) -> t
     except OSError as error:
         where = error.filename or data_dir
         reason = (error.strerror or str(error)).lower()
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            reason = "it is a file, or its path leads through one"
         raise CannotStart(f"{where} cannot be used: {reason}; correct it or give another --data-dir") from None
     return service, limit
 

@@ -152,7 +152,7 @@ def test_tail_ends_quietly_when_its_reader_closes_the_pipe(cluster: Cluster) -> 
         process.stdout.close()
         cluster.leader.apply(["add", 1])
 
-        assert process.wait(DEADLINE_S) == Exit.DONE
+        assert process.wait(DEADLINE_S) == Exit.OUTPUT_LOST
         assert process.stderr is not None
         assert process.stderr.read() == ""
 

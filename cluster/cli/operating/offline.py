@@ -23,7 +23,8 @@ def locked(data_dir: Path, *, create: bool = False) -> "Generator[Directory]":
     if create and not data_dir.exists():
         data_dir.mkdir(parents=True)
     if not data_dir.is_dir():
-        fail_usage(f"{data_dir} is no directory; give the --data-dir of a node")
+        what = "is a file" if data_dir.exists() else "does not exist"
+        fail_usage(f"{data_dir} {what}; give the --data-dir of a node")
     directory = FileDirectory(data_dir)
     try:
         directory.lock()
