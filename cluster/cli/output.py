@@ -14,6 +14,7 @@ import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from enum import IntEnum
@@ -149,6 +150,9 @@ class Complaints(EscapingStream):
 @contextmanager
 def interruptible() -> Generator[None]:
     """Have Ctrl-C raise KeyboardInterrupt in the block; elsewhere it ends the process at once, as while it imports."""
+    if threading.current_thread() is not threading.main_thread():  # Only that one gets signals.
+        yield
+        return
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield

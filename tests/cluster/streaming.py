@@ -59,6 +59,7 @@ class StreamServer:
     message_bytes: int = MESSAGE_BYTES
     executed: list[Any] = field(default_factory=list)
     history: str = "first"
+    machine: str = "arithmetic"
     sessions: dict[int, Held] = field(default_factory=dict)
     calls: list[tuple[str, str]] = field(default_factory=list)
     streams: list[list[tuple[int, list[Any]]]] = field(default_factory=list)
@@ -110,7 +111,7 @@ class StreamServer:
         return self._answer({"ready": True})
 
     async def status(self, _request: web.Request) -> web.Response:
-        return self._answer({"machine": {"name": "arithmetic"}})
+        return self._answer({"machine": {"name": self.machine}})
 
     def _answer(self, document: Any) -> web.Response:
         headers = {"Quire-Leader": f"n1={self.leader or self.address}"}

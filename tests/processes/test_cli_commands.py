@@ -201,7 +201,8 @@ def test_load_counts_commands_that_apply_refuses_and_continues(cluster: Cluster,
     ended = quire(cluster, "load", str(file), "--batch", "1", "--json")
 
     assert ended.code == FAILED
-    assert "1 commands were refused" in ended.stderr
+    assert "1 of 3 commands were refused" in ended.stderr
+    assert "the other 2 were applied; the first refused is line 2, OVERFLOW" in ended.stderr
     assert json.loads(ended.stdout)["answer"] == "44"
 
 

@@ -101,6 +101,8 @@ class Loaded:
         self.commands = 0
         self.submitted = 0
         self.refused = 0
+        self.first_refused = ""
+        """The line of the first command that `apply` refused, its code and its text."""
         self.answer: Value = None
         self.applied_index: int | None = None
         """The index after the last acknowledged command; None if unknown, because its answer was a repeated one."""
@@ -115,6 +117,9 @@ class Loaded:
         """Count one acknowledged batch."""
         self.commands += batch.to_line - batch.from_line
         self.refused += len(reply.refused)
+        if reply.refused and not self.first_refused:
+            position, code, text = reply.refused[0]
+            self.first_refused = f"line {batch.from_line + int(position)}, {code}: {text}"
         self.applied_index = None if reply.index is None else reply.index + len(reply.results)
         self.answer = next((result for result in reversed(reply.results) if result is not None), self.answer)
 
@@ -312,7 +317,11 @@ def load_file(
         complain(f"{error.filename or file} cannot be used: {(error.strerror or str(error)).lower()}; correct the path")
         return Exit.USAGE
     if loaded.refused and code is Exit.DONE:
-        complain(f"{loaded.refused} commands were refused by the machine; they are in the log and changed nothing")
+        applied = loaded.commands - loaded.refused
+        complain(
+            f"{loaded.refused} of {loaded.commands} commands were refused by the machine: they are in the log and "
+            f"changed nothing; the other {applied} were applied; the first refused is {loaded.first_refused}"
+        )
         code = Exit.FAILED
     summary = loaded.summary()
     say(to_json(summary) if as_json else _summary_line(summary))
