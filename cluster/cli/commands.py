@@ -30,29 +30,44 @@ CALLS, OPERATING = "quire.cluster.cli.calls", "quire.cluster.cli.operating"
 COMMANDS = {
     "serve": Place("quire.cluster.cli.commands:serve_app", "Run one node of a cluster, or a standalone log."),
     "apply": Place(f"{CALLS}.writing:app", "Apply one command and print its result."),
-    "append": Place(f"{CALLS}.writing:app", "Append one record, and print its index and its result."),
+    "append": Place(
+        f"{CALLS}.writing:app", "Append one record, a JSON value or raw bytes, and print its index and its result."
+    ),
     "load": Place(f"{CALLS}.writing:app", "Apply a file of commands in order, each exactly once."),
-    "read": Place(f"{CALLS}.reading:app", "Print one record, or a range with indices."),
+    "read": Place(
+        f"{CALLS}.reading:app", "Print one record, or a range with indices; without arguments, the newest records."
+    ),
     "tail": Place(f"{CALLS}.reading:app", "Print new records as lines of JSON, until Ctrl-C."),
     "state": Place(f"{CALLS}.reading:app", "Print the machine's state, applied index and digest."),
-    "query": Place(f"{CALLS}.reading:app", "Print the machine's answer to a request."),
+    "query": Place(
+        f"{CALLS}.reading:app", "Print the machine's answer to a request; without one, which is null, its whole state."
+    ),
     "get": Place(f"{CALLS}.kv:app", "Print the value of a key of the kv machine."),
     "put": Place(f"{CALLS}.kv:app", "Set a key of the kv machine."),
-    "scan": Place(f"{CALLS}.kv:app", "Print the keys that start with a prefix, and their values."),
+    "scan": Place(f"{CALLS}.kv:app", "Print the keys of the kv machine that start with a prefix, and their values."),
     "status": Place(f"{CALLS}.reading:app", "Show every node: role, indices, lag and digest."),
     "transfer": Place(f"{OPERATING}.admin:admin_app", "Move leadership to another node."),
     "snapshot": Place(f"{OPERATING}.admin:admin_app", "Take a snapshot on every node."),
     "expire": Place(f"{OPERATING}.admin:admin_app", "Delete expired log segments on every node now."),
     "members": Place(f"{OPERATING}.members:members_app", "Show the members; add, remove, promote, demote or move one."),
-    "drain": Place(f"{OPERATING}.members:drain_app", "Hand over leadership and keep a node from leading."),
+    "drain": Place(
+        f"{OPERATING}.members:drain_app", "Have a node hand over, and wait until the cluster can do without it."
+    ),
     "undrain": Place(f"{OPERATING}.members:drain_app", "Let a drained node lead again."),
-    "roll": Place(f"{OPERATING}.roll:roll_app", "Restart each member in turn, the leader last."),
-    "recover": Place(f"{OPERATING}.recover:recover_app", "Make the survivor of a lost majority a cluster of one."),
+    "roll": Place(f"{OPERATING}.roll:roll_app", "Restart each member in turn: observers first, the leader last."),
+    "recover": Place(
+        f"{OPERATING}.recover:recover_app", "Make the only survivor of a lost majority a cluster of one voter."
+    ),
     "session": Place(f"{OPERATING}.admin:session_app", "Open, show and close sessions."),
     "admin": Place(f"{OPERATING}.admin:code_app", "Accept changed code of the machine."),
-    "backup": Place("quire.cluster.cli.backup:app", "Back a cluster up, or verify what is there."),
-    "restore": Place(f"{OPERATING}.restore:restore_app", "Make a cluster of one node from a backup."),
-    "log": Place("quire.cluster.cli.log_files:app", "Inspect or repair the files of a log that no process uses."),
+    "backup": Place(
+        "quire.cluster.cli.backup:app",
+        "Back a cluster up to a folder or an object store, with `quire backup DESTINATION`; or verify what is there.",
+    ),
+    "restore": Place(
+        f"{OPERATING}.restore:restore_app", "Make a cluster of one node from a backup, in a history of its own."
+    ),
+    "log": Place("quire.cluster.cli.log_files:app", "Inspect or repair the files of a log."),
     "spark": Place("quire.pipeline.cli:app", "Run jobs over a whole log on Spark: archive, scrub, replay, report."),
     "secret": Place("quire.cluster.cli.credentials:secret_app", "The secret by which nodes authenticate each other."),
     "token": Place("quire.cluster.cli.credentials:token_app", "The tokens by which clients are known."),

@@ -31,7 +31,7 @@ def get(
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Print the value of a key, linearizable. If there is none, the exit code is 1."""
+    """Print the value of a key of the kv machine. The read is linearizable; without such a key, the exit code is 1."""
     value = ask(cluster, timeout, lambda client: client.query(["get", key]))
     if value is None:
         complain(f"there is no key {key!r}")
@@ -48,7 +48,7 @@ def put(
     as_json: Annotated[bool, typer.Option("--json", help="Read the value as JSON, and print the result so.")] = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Set a key. Prints true if it is new, false if it had a value."""
+    """Set a key of the kv machine. Prints true if it is new, false if it had a value."""
     command = ["put", key, json_value_of(value) if as_json else value]
     say_result(ask(cluster, timeout, lambda client: client.apply(command), writes=True), as_json=as_json)
 
@@ -63,9 +63,9 @@ def scan(
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Print the keys that start with a prefix and their values, in the order of the keys' bytes.
+    """Print the keys of the kv machine that start with a prefix, and their values.
 
-    If there are more, stderr says how to go on.
+    They come in the order of the keys' bytes. If there are more, stderr says how to go on.
     """
 
     async def print_pages(client: "Client") -> str | None:
