@@ -154,12 +154,13 @@ class Admin:
         return document_of(await self._connection.call("GET", "/status", server=server), Status)
 
     async def ready(self, server: str) -> bool:
-        """True once a node reports that it is ready.
+        """True once a node reports that it is ready; the node need not be there yet.
 
         Raises:
             Unavailable: it was not ready within `timeout_s`.
         """
-        return bool(document_of(await self._connection.call("GET", "/readyz", server=server), _Ready)["ready"])
+        reply = await self._connection.call("GET", "/readyz", server=server, awaits_start=True)
+        return bool(document_of(reply, _Ready)["ready"])
 
     async def transfer(self, target: str | None = None) -> str:
         """Move leadership to a node, or to the most up-to-date follower; return the new leader's id. Loses no write.

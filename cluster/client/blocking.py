@@ -14,6 +14,7 @@ from .loop_thread import LoopThread, thread_future
 from .message import BatchReply
 from .records import Pages, Record
 from .stream import Session
+from .transport import REFUSED_GRACE_S
 
 
 class BlockingClient(BlockingAdmin):
@@ -33,6 +34,7 @@ class BlockingClient(BlockingAdmin):
         token: str | Path | None = None,
         ca: str | Path | None = None,
         cluster: str | None = None,
+        refused_grace_s: float = REFUSED_GRACE_S,
     ) -> None:
         self._client = Client(
             servers,
@@ -42,6 +44,7 @@ class BlockingClient(BlockingAdmin):
             token=token,
             ca=ca,
             cluster=cluster,
+            refused_grace_s=refused_grace_s,
         )
         self._thread = LoopThread()
         super().__init__(self._client, self._thread.run)
@@ -150,6 +153,7 @@ def connect_sync(
     token: str | Path | None = None,
     ca: str | Path | None = None,
     cluster: str | None = None,
+    refused_grace_s: float = REFUSED_GRACE_S,
 ) -> BlockingClient:
     """A blocking client, used as `with quire.connect_sync("127.0.0.1:7001") as cluster:`. See `connect`."""
     return BlockingClient(
@@ -160,4 +164,5 @@ def connect_sync(
         token=token,
         ca=ca,
         cluster=cluster,
+        refused_grace_s=refused_grace_s,
     )

@@ -14,13 +14,13 @@ from quire.log.packing import array_head
 
 from ..access.client_credentials import ClientCredentials
 from .admin import Admin
-from .connection import Connection
+from .connection import Connection, servers_of
 from .documents import BoundsDocument, document_of, value_of
 from .errors import BadRequest
 from .message import BatchReply, pack_or_refuse
 from .records import Record, RecordPages
 from .stream import Session
-from .transport import MSGPACK
+from .transport import MSGPACK, REFUSED_GRACE_S
 
 OCTETS = "application/octet-stream"
 DEFAULT_TIMEOUT_S = 30.0
@@ -70,13 +70,18 @@ class Client(Admin):
         token: str | Path | None = None,
         ca: str | Path | None = None,
         cluster: str | None = None,
+        refused_grace_s: float = REFUSED_GRACE_S,
     ) -> None:
-        named = servers.split(",") if isinstance(servers, str) else servers
-        servers = tuple(server.strip() for server in named if server.strip())
-        if not servers:
-            raise ValueError("name at least one server, as in 127.0.0.1:7001,127.0.0.1:7002")
-        credentials = ClientCredentials(token, ca, cluster)
-        super().__init__(Connection(servers, session, timeout_s, credentials, halt_on_failure=halt_on_failure))
+        super().__init__(
+            Connection(
+                servers_of(servers),
+                session,
+                timeout_s,
+                ClientCredentials(token, ca, cluster),
+                halt_on_failure=halt_on_failure,
+                refused_grace_s=refused_grace_s,
+            )
+        )
         self.pages = RecordPages(self._connection)
         """Records in pages, as the servers send them: cheaper per record than `read_range` and `tail`."""
 
@@ -300,6 +305,7 @@ def connect(
     token: str | Path | None = None,
     ca: str | Path | None = None,
     cluster: str | None = None,
+    refused_grace_s: float = REFUSED_GRACE_S,
 ) -> Client:
     """A client for the cluster of these servers: HOST:PORT, comma-separated or as a sequence.
 
@@ -320,12 +326,17 @@ def connect(
         ca: the file with the certificate of the cluster's CA. With it, the client speaks TLS, and sends nothing to a
             server that does not prove the cluster's name.
         cluster: the cluster's name, if it is not the one in the CA's subject.
+        refused_grace_s: how long a call of a client that no server has served yet waits for nodes that are just being
+            started, in seconds. After it, the call fails if every server refuses the connection or has an unknown host
+            name, or if so many voters do that the others are no majority; the error names each server. Once the client
+            was served, its calls wait until `timeout_s`: its cluster restarts, or elects another leader.
 
     The client follows the files: after a change, new requests use the new token, and new connections the new CA. A file
     that is missing or half written by then leaves the old content in use.
 
     Raises:
-        ValueError: no server is named, the text is not a token, or a token is given without a CA.
+        ValueError: no server is named, or one is not HOST:PORT (as one with `https://` is not); the text is not a
+            token, or a token is given without a CA.
         TokenRefused, TlsRefused (both QuireError): the file of the token, or of the CA, cannot be used.
     """
     return Client(
@@ -336,6 +347,7 @@ def connect(
         token=token,
         ca=ca,
         cluster=cluster,
+        refused_grace_s=refused_grace_s,
     )
 
 

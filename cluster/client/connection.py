@@ -4,6 +4,8 @@ import os
 from collections.abc import Coroutine, Sequence
 from typing import Protocol, TypeVar
 
+from quire.replication.address import host_and_port
+
 from ..access.client_credentials import ClientCredentials
 from .forks import closed, opened, refuse_fork
 from .pipeline import Pipeline
@@ -13,6 +15,27 @@ from .transport import MSGPACK, Reply, Transport
 Result = TypeVar("Result")
 
 NOT_OPEN = "the client is not open; use it as in: async with quire.connect(...) as cluster"
+
+
+def servers_of(servers: str | Sequence[str]) -> tuple[str, ...]:
+    """The servers that a caller named, HOST:PORT, comma-separated or as a sequence. Raises ValueError."""
+    given = servers.split(",") if isinstance(servers, str) else servers
+    named = tuple(server.strip() for server in given if server.strip())
+    if not named:
+        raise ValueError("name at least one server, as in 127.0.0.1:7001,127.0.0.1:7002")
+    for server in named:
+        check_server(server)
+    return named
+
+
+def check_server(server: str) -> None:
+    """Raise ValueError for a server that is not HOST:PORT, in the words of the command line."""
+    try:
+        host_and_port(server)
+    except ValueError as error:
+        if "://" not in server:
+            raise
+        raise ValueError(f"{error}, without a scheme; for TLS, give the CA with --ca, QUIRE_CA or ca=") from None
 
 
 class Connection:
@@ -29,8 +52,10 @@ class Connection:
         credentials: ClientCredentials,
         *,
         halt_on_failure: bool,
+        refused_grace_s: float,
     ) -> None:
         self.timeout_s = timeout_s
+        self._refused_grace_s = refused_grace_s
         self._servers = servers
         self._credentials = credentials
         self._name = session
@@ -42,7 +67,7 @@ class Connection:
     def open(self) -> None:
         """Open it, in this process and on the running loop. Nothing is sent before the first call."""
         self._opened_in = os.getpid()
-        self._transport = Transport(self._servers, self.timeout_s, self._credentials)
+        self._transport = Transport(self._servers, self.timeout_s, self._credentials, self._refused_grace_s)
         pipeline = Pipeline(self.timeout_s, halt_on_failure=self._halts)
         self._stream = CommandStream(self._transport, pipeline, self._name)
         opened(self)
@@ -98,8 +123,13 @@ class Connection:
         content_type: str | None = None,
         server: str | None = None,
         accept: str = MSGPACK,
+        awaits_start: bool = False,
     ) -> Reply:
-        """The reply to a request, in `accept` or JSON. Raises as `Transport.call`, and as `stream`."""
+        """The reply to a request, in `accept` or JSON. Raises as `Transport.call` and `stream`, and ValueError for a
+        `server` that is not HOST:PORT.
+        """
+        if server is not None:
+            check_server(server)
         if self._transport is None:
             refuse_fork(self._opened_in)
             raise RuntimeError(NOT_OPEN)
@@ -107,7 +137,14 @@ class Connection:
         if content_type is not None:
             headers["Content-Type"] = content_type
         return await self._transport.call(
-            method, path, writes=writes, repeatable=repeatable, body=body, headers=headers, server=server
+            method,
+            path,
+            writes=writes,
+            repeatable=repeatable,
+            body=body,
+            headers=headers,
+            server=server,
+            awaits_start=awaits_start,
         )
 
 

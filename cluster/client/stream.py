@@ -20,7 +20,7 @@ from aiohttp import WSMsgType
 from quire.log import PayloadInvalid, pack
 from quire.log.packing import ExtType, unpack_trusted
 
-from .backoff import AttemptFailed, Backoff, log
+from .attempts import AttemptFailed, Backoff, NothingWritten, log
 from .documents import document_of
 from .errors import (
     ClientError,
@@ -35,7 +35,7 @@ from .errors import (
     Unavailable,
 )
 from .pipeline import OutOfSequence, Pipeline
-from .transport import CHECK_FAILED, HISTORY_TEXT, MACHINE_FAILED, NothingWritten, Transport
+from .transport import CHECK_FAILED, HISTORY_TEXT, MACHINE_FAILED, Transport
 
 # [sequence, index, epoch, results, refused], and if the results were cut, the first position that is left out
 ANSWER_LENGTHS = (5, 6)
@@ -108,15 +108,18 @@ class CommandStream:
     async def session(self) -> Session:
         """The session, opened now if it was not. Raises Unavailable, ClientError."""
         self.start()
-        deadline, backoff = time.monotonic() + self._transport.timeout_s, Backoff("session")
+        began_at, backoff = time.monotonic(), Backoff("session")
+        deadline = began_at + self._transport.timeout_s
         while True:
             try:
                 return await self._open_session()
             except NothingWritten as error:
                 failure = error
+            if why := await self._transport.hopeless(failure, began_at):
+                raise Unavailable(why)
             if time.monotonic() >= deadline:
-                raise Unavailable(f"no session could be opened: {failure}")
-            await backoff.wait(failure, deadline)
+                raise Unavailable(f"no session could be opened: {failure}, for {self._transport.timeout_s:g} s")
+            await backoff.wait(failure, self._transport.next_look(began_at, deadline))
 
     async def resume_at(self, sequence: int) -> Session:
         """Give the next command this sequence; return the session, opened now if it was not. Raises ValueError."""
@@ -155,14 +158,23 @@ class CommandStream:
         try:
             while not self._is_closing:
                 await self.pipeline.wait_for_work()
-                backoff = Backoff("stream")
+                began_at, backoff = time.monotonic(), Backoff("stream")
                 while (failure := await self._attempt()) is not None and not self._is_closing:
-                    await backoff.wait(failure)
+                    if isinstance(failure, NothingWritten) and await self._gave_up(failure, began_at):
+                        break
+                    await backoff.wait(failure, self._transport.next_look(began_at))
         except Exception as error:
             fault = f"internal error of the client: {error!r}"
             self.pipeline.interrupted()
             self.pipeline.end(lambda: ClientError(fault), fault)
             raise
+
+    async def _gave_up(self, failure: NothingWritten, began_at: float) -> bool:
+        """Whether it makes no sense to try again. Then all that waits has failed; nothing of it was sent."""
+        why = await self._transport.hopeless(failure, began_at)
+        if why is not None:
+            self.pipeline.reject_unsent(lambda: Unavailable(why))
+        return why is not None
 
     async def _attempt(self) -> AttemptFailed | None:
         """Serve one stream; return why it failed if it made no progress, so that the next one needs a backoff."""

@@ -12,7 +12,6 @@ the token's file has changed, and then to the other servers, one of which may ha
 """
 
 import asyncio
-import os
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -28,9 +27,23 @@ from quire.log import Value
 
 from ..access.client_credentials import ClientCredentials, Shown
 from ..outgoing import send_once, sendable
-from .backoff import AttemptFailed, Backoff
+from .attempts import (
+    INVALID,
+    NO_LEADER,
+    NOT_ASKED,
+    Backoff,
+    Cause,
+    NothingWritten,
+    NotVerified,
+    cause_of,
+    failed_at,
+    latest,
+    reason_of,
+    together,
+)
 from .errors import (
     BadRequest,
+    ClientError,
     CommandRefused,
     Forbidden,
     HistoryChanged,
@@ -48,6 +61,7 @@ from .errors import (
 )
 from .forks import Sockets, closed, opened
 
+REFUSED_GRACE_S = 3.0  # A client that nobody served yet waits so long for nodes that are just being started.
 CONNECT_TIMEOUT_S = 1.0
 TLS_CONNECT_TIMEOUT_S = 3.0  # With the handshake, which a node that many dial at once begins after some others.
 READ_ATTEMPT_TIMEOUT_S = 5.0  # Another server can answer a read; a write waits for its own answer.
@@ -58,7 +72,9 @@ READ_BUFFER_BYTES = 1 << 18
 STREAM_CONNECT_TIMEOUT_S = 3.0  # A follower first connects to the leader itself.
 HEARTBEAT_S = 4.0  # Idle time before a ping. The stream is closed if the answer takes longer than half of this.
 ANSWER_BYTES = 64 << 20
+OF_ONE_NODE = frozenset({"/status", "/readyz"})  # A node answers these without any other.
 DENIED = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
+NOT_NOW = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 MSGPACK = "application/msgpack"
 OWN_TYPE = "urn:quire:problem:"
 CHECK_FAILED = OWN_TYPE + "check-failed"  # The only 500 that proves that nothing was written.
@@ -69,6 +85,7 @@ SESSION_OWNED = OWN_TYPE + "session-owned"
 HISTORY_CHANGED = OWN_TYPE + "history-changed"
 HISTORY_TEXT = "the cluster was recovered; compare the state, then open another client"
 TLS_REQUIRED = OWN_TYPE + "tls-required"
+NO_LEADER_KNOWN = OWN_TYPE + "no-leader"
 
 Result = TypeVar("Result")
 
@@ -81,22 +98,22 @@ class Reply(NamedTuple):
     headers: Mapping[str, str]
 
 
-class NothingWritten(AttemptFailed):
-    """An attempt failed and may be repeated: it provably had no effect, or the call is safe to repeat anyway."""
-
-
-class NotVerified(NothingWritten):
-    """A server did not prove that it is of the cluster, or does not speak TLS. Nothing was sent to it."""
-
-
 class Transport:
     """Pooled connections to the cluster's servers, for one event loop. Calls may run concurrently."""
 
-    def __init__(self, servers: Sequence[str], timeout_s: float, credentials: ClientCredentials | None = None) -> None:
+    def __init__(
+        self,
+        servers: Sequence[str],
+        timeout_s: float,
+        credentials: ClientCredentials | None = None,
+        refused_grace_s: float = REFUSED_GRACE_S,
+    ) -> None:
         self.servers = tuple(servers)
         self.timeout_s = timeout_s
+        self._refused_grace_s = refused_grace_s
         self._credentials = credentials or ClientCredentials()
         self._answered = False  # By any server: only its files, or the network, may be wrong later.
+        self._served = False  # With anything but "not now", by more than one node: it worked, so it will again.
         self._leader: str | None = None
         self._unreachable: dict[str, float] = {}
         self._sockets = Sockets()
@@ -129,10 +146,12 @@ class Transport:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         server: str | None = None,
+        awaits_start: bool = False,
     ) -> Reply:
         """The reply of the leader or of another server; of `server` only, if it is given.
 
         `writes`: the call changes something. `repeatable`: it does, but may be sent again after it was sent once.
+        `awaits_start`: nobody need be there yet; the call waits until its deadline.
 
         Raises:
             CommandRefused, BadRequest, NotFound, Unavailable, ServerFault: nothing was written.
@@ -141,26 +160,68 @@ class Transport:
         """
         attempt = _Attempt(method, path, writes, repeatable, body, headers or {})
         try:
-            return await self._call(attempt, server)
+            return await self._call(attempt, server, awaits_start=awaits_start)
         except (CommandRefused, BadRequest, Unavailable, ServerFault) as error:
             if not attempt.in_doubt:
                 raise
             raise OutcomeUnknown(f"an attempt got no answer; then {error}") from None
 
-    async def _call(self, attempt: "_Attempt", server: str | None) -> Reply:
-        deadline = time.monotonic() + self.timeout_s
+    async def _call(self, attempt: "_Attempt", server: str | None, *, awaits_start: bool) -> Reply:
+        began_at = time.monotonic()
+        deadline = began_at + self.timeout_s
         backoff = Backoff(f"{attempt.method} {attempt.path}")
+        failure: NothingWritten | None = None
         while True:
             try:
                 if server is not None:
                     return await self._send(server, attempt, deadline)
                 return await self._try_each(self._candidates(), attempt, deadline)
             except NothingWritten as error:
-                failure = error
-            await backoff.wait(failure, deadline)
+                failure = latest(failure, error)
+            if not awaits_start and (why := await self.hopeless(failure, began_at)):
+                raise Unavailable(why)
+            await backoff.wait(failure, deadline if awaits_start else self.next_look(began_at, deadline))
             if (left := deadline - time.monotonic()) < self.timeout_s * LAST_SHARE:
                 await asyncio.sleep(left)
                 raise Unavailable(f"{failure}, for {self.timeout_s:g} s")
+
+    async def hopeless(self, failure: NothingWritten, began_at: float) -> str | None:
+        """Why it makes no sense to try again what was begun then (`time.monotonic()`); None as long as it does.
+
+        It does for a client that was served before: its cluster restarts, or elects another leader. A client that was
+        never served waits `refused_grace_s` for nodes that are being started. Then it fails if nobody is there at any
+        server, or if too few for a majority are: that is known only if the servers are the voters' own addresses.
+        """
+        if self._served or time.monotonic() < began_at + self._refused_grace_s:
+            return None
+        if failure.none_there:
+            return f"no server answers: {failure}"
+        return f"{failure}: {why}" if failure.none_leads and (why := await self._minority(failure)) else None
+
+    def next_look(self, began_at: float, deadline: float | None = None) -> float | None:
+        """When to try again at the latest: at the deadline, or when the time ends that `hopeless` grants."""
+        end = began_at + self._refused_grace_s
+        if self._served or end <= time.monotonic():
+            return deadline
+        return end if deadline is None else min(end, deadline)
+
+    async def _minority(self, failure: NothingWritten) -> str | None:
+        """That those who answer are no majority of the voters, as a server that answers lists them; None if unknown."""
+        answering = [server for server, cause in failure.causes.items() if cause is NO_LEADER]
+        attempt = _Attempt("GET", "/status", False, True, None, {"Accept": "application/json"})
+        try:
+            reply = await self._send(answering[0], attempt, time.monotonic() + CONNECT_TIMEOUT_S)
+        except ClientError:
+            return None
+        status = _parse_problem(HTTPStatus.OK, reply.body)
+        rows = status.get("members")
+        members = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+        voters = {str(row["address"]) for row in members if row.get("role") == "voter" and "address" in row}
+        absent = voters.intersection(failure.causes).difference(answering)
+        if len(absent) * 2 < len(voters) or not voters:
+            return None
+        most, known = len(voters) - len(absent), len(voters.intersection(answering))
+        return f"{'' if most == known else 'at most '}{most} of {len(voters)} answer{'s' * (most == 1)}: no majority"
 
     async def call_once(self, method: str, path: str, body: bytes | None = None) -> Reply:
         """`call` in msgpack, for idempotent requests: asks each server once.
@@ -180,16 +241,16 @@ class Transport:
             SessionError: the session is gone, or another's.
             Unauthorized, Forbidden: no server opened one, and one refused the caller.
         """
-        failure = NothingWritten("no server is named")
+        failures: list[NothingWritten] = []
         denied: Unauthorized | Forbidden | None = None
         for server in self._candidates():
             try:
                 return await self._showing(partial(self._open_stream, server, path))
             except NothingWritten as error:
-                failure = error
+                failures.append(error)
             except (Unauthorized, Forbidden) as error:
                 denied = error
-        raise denied or failure
+        raise denied or together(failures)
 
     async def _open_stream(self, server: str, path: str, shown: Shown) -> aiohttp.ClientWebSocketResponse:
         try:
@@ -209,12 +270,12 @@ class Transport:
             if error.status in DENIED:
                 problem: Problem = {"status": error.status, "detail": "it does not open a stream of commands"}
                 raise _denial_of(server, problem, shown) from None
-            raise NothingWritten(f"{server} answered {error.status}") from None
+            raise failed_at(server, Cause.of(f"answered {error.status}")) from None
         except aiohttp.InvalidURL:
-            raise NothingWritten(f"{server} is not HOST:PORT") from None
+            raise failed_at(server, INVALID) from None
         except (aiohttp.ClientError, OSError) as error:
             self._forget(server)
-            raise _unreachable(server, error, shown) from None
+            raise _unreachable(server, error, shown, STREAM_CONNECT_TIMEOUT_S) from None
 
     def _candidates(self) -> list[str]:
         """The servers to try: the leader, if known and reachable, then those the caller named."""
@@ -225,21 +286,23 @@ class Transport:
         return [leader, *(server for server in self.servers if server != leader)]
 
     async def _try_each(self, servers: list[str], attempt: "_Attempt", deadline: float) -> Reply:
-        failure: NothingWritten | BadRequest | None = None
+        failures: list[NothingWritten] = []
+        refusal: BadRequest | None = None  # Raised if no failure after it says that it is worth another attempt.
         denied: Unauthorized | None = None
-        not_verified: NotVerified | None = None
+        not_verified: list[NothingWritten] = []
         for server in servers:
             try:
                 return await self._send(server, attempt, deadline)
             except NotVerified as error:
-                not_verified = error
+                not_verified.append(error)
             except NothingWritten as error:
-                failure = error
+                failures.append(error)
+                refusal = None
             except Unauthorized as error:
                 denied = error
             except NotFound as error:
                 # A follower may not know yet what the leader has committed.
-                failure, denied = error, None
+                refusal, denied = error, None
                 leader = self._leader
                 if leader in (None, server):
                     break
@@ -249,12 +312,16 @@ class Transport:
                 # Names are accepted node by node: another one may have been started with this one already.
                 if error.type != HOST_REFUSED:
                     raise
-                failure = failure or error
-        if not_verified is not None and denied is None and failure is None and not self._answered:
-            raise Unavailable(str(not_verified))  # Wrong from the start: it will not change by itself.
-        raise denied or failure or not_verified or NothingWritten("no server is named")
+                refusal = refusal or (None if failures else error)
+        if (final := denied or refusal) is not None:
+            raise final
+        if not_verified and not failures and not self._answered:
+            raise Unavailable(str(together(not_verified)))  # Wrong from the start: it will not change by itself.
+        raise together([*not_verified, *failures])
 
     async def _send(self, server: str, attempt: "_Attempt", deadline: float) -> Reply:
+        if time.monotonic() >= deadline:
+            raise failed_at(server, NOT_ASKED)
         return await self._showing(partial(self._send_once, server, attempt, deadline))
 
     async def _showing(self, send: Callable[[Shown], Awaitable[Result]]) -> Result:
@@ -290,14 +357,18 @@ class Transport:
             ) as answer:
                 content = await answer.read()
         except aiohttp.InvalidURL:
-            raise NothingWritten(f"{server} is not HOST:PORT") from None
+            raise failed_at(server, INVALID) from None
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             self._forget(server)
-            raise _unreachable(server, error, shown) from None
+            raise _unreachable(server, error, shown, min(total, connect)) from None
+        except TimeoutError:
+            self._forget(server)
+            raise attempt.unanswered(server, f"did not answer within {total:.3g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             self._forget(server)
-            raise attempt.unanswered(f"the connection to {server} broke ({_reason(error)})") from None
+            raise attempt.unanswered(server, f"broke the connection ({reason_of(error)})") from None
         self._answered = True
+        self._served |= answer.status not in NOT_NOW and attempt.path not in OF_ONE_NODE
         self._learn_leader(answer.headers.get("Quire-Leader"))
         if answer.status == HTTPStatus.OK:
             return Reply(content, answer.content_type, answer.headers)
@@ -323,10 +394,11 @@ class _Attempt:
     headers: Mapping[str, str]
     in_doubt: bool = False  # It writes, and was sent and not answered.
 
-    def unanswered(self, reason: str) -> NothingWritten | OutcomeUnknown:
-        """The error for an attempt whose outcome is unknown."""
+    def unanswered(self, server: str, what: str) -> NothingWritten | OutcomeUnknown:
+        """The error for an attempt whose outcome is unknown: what the server did, as a predicate."""
         self.in_doubt |= self.writes
-        return OutcomeUnknown(reason) if self.writes and not self.repeatable else NothingWritten(reason)
+        failure = failed_at(server, Cause.of(what))
+        return OutcomeUnknown(str(failure)) if self.writes and not self.repeatable else failure
 
 
 def _raise_if_gone(code: str | None) -> None:
@@ -369,8 +441,8 @@ def _denial_of(server: str, problem: Problem, shown: Shown) -> Unauthorized | Fo
     return Unauthorized({**problem, "detail": detail})
 
 
-def _unreachable(server: str, error: Exception, shown: Shown) -> NothingWritten:
-    """The error of a connection that was not made."""
+def _unreachable(server: str, error: Exception, shown: Shown, connect_s: float) -> NothingWritten:
+    """The error of a connection that was not made within `connect_s`."""
     cause = error
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         cause = error.certificate_error
@@ -378,13 +450,7 @@ def _unreachable(server: str, error: Exception, shown: Shown) -> NothingWritten:
         cause = error.os_error
     if isinstance(cause, ssl.SSLError) and (why := shown.refusal_of(server, cause)):
         return NotVerified(why)
-    return NothingWritten(f"{server} cannot be reached ({_reason(error)})")
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno:
-        return os.strerror(error.os_error.errno).lower()
-    return str(error) or type(error).__name__
+    return failed_at(server, cause_of(error, connect_s))
 
 
 def _failure_of(
@@ -393,17 +459,17 @@ def _failure_of(
     """The error for a response with a status other than 200."""
     problem = _parse_problem(answer.status, content)
     own = str(problem.get("type", "")).startswith(OWN_TYPE)
-    detail = f"{server} answered {answer.status}: {problem.get('detail') or problem.get('title')!s}"
+    said = f"answered {answer.status}: {problem.get('detail') or problem.get('title')!s}"
     if attempt.writes and not own:
-        return attempt.unanswered(detail)
+        return attempt.unanswered(server, said)
     if refusal := _refusal_of(server, problem, shown):
         return refusal
     match answer.status:
         case HTTPStatus.TOO_MANY_REQUESTS if own:
             patience = answer.headers.get("Retry-After", "")
-            return NothingWritten(detail, float(patience) if patience.isdecimal() else None)
+            return failed_at(server, Cause.of(said), float(patience) if patience.isdecimal() else None)
         case HTTPStatus.SERVICE_UNAVAILABLE if own:
-            return NothingWritten(detail)
+            return failed_at(server, NO_LEADER if problem.get("type") == NO_LEADER_KNOWN else Cause.of(said))
         case HTTPStatus.UNPROCESSABLE_ENTITY if refused := refusals_of(problem):
             return CommandRefused(refused)
         case HTTPStatus.NOT_FOUND | HTTPStatus.GONE:
@@ -411,11 +477,11 @@ def _failure_of(
         case status if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
             return BadRequest(problem)
         case HTTPStatus.INTERNAL_SERVER_ERROR if problem.get("type") == CHECK_FAILED:
-            return ServerFault(detail)
+            return ServerFault(f"{server} {said}")
         case HTTPStatus.INTERNAL_SERVER_ERROR if not attempt.writes:
-            return ServerFault(detail)
+            return ServerFault(f"{server} {said}")
         case _:
-            return attempt.unanswered(detail)
+            return attempt.unanswered(server, said)
 
 
 def _parse_problem(status: int, content: bytes) -> Problem:

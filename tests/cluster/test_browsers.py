@@ -17,7 +17,8 @@ from aiohttp import ClientSession, DummyCookieJar
 from aiohttp.test_utils import make_mocked_request
 
 from quire.cluster.client import BadRequest, connect
-from quire.cluster.client.transport import NothingWritten, Transport
+from quire.cluster.client.attempts import NothingWritten
+from quire.cluster.client.transport import Transport
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.http.admission.browsers import HEALTH_PATHS, STREAM_PATH
 from quire.cluster.http.forwarding import hop_headers
@@ -386,7 +387,7 @@ async def test_a_client_that_dials_an_unknown_name_is_told_the_flag(
         assert await client.append(b"written") == site.tail() - 1
     for servers in ([f"quire.corp.example:{port}", DOWN], [DOWN, f"quire.corp.example:{port}"]):
         transport = Transport(servers, DEADLINE_S)
-        with pytest.raises(NothingWritten, match="cannot be reached"):  # One that is down may come back, and know it.
+        with pytest.raises(NothingWritten, match="refuses connections"):  # One that is down may come back, and know it.
             await transport.call_once("GET", "/status")
         await transport.close()
 

@@ -19,7 +19,7 @@ from quire.cluster.client import (
     Unavailable,
     connect,
 )
-from quire.cluster.client.backoff import BACKOFF_FIRST_S, BACKOFF_LONGEST_S, RETRY_SPREAD, Backoff
+from quire.cluster.client.attempts import BACKOFF_FIRST_S, BACKOFF_LONGEST_S, RETRY_SPREAD, Backoff
 from quire.cluster.http.problems import problem
 from tests.cluster.scripted import LINE, Step, appended, broken, document, foreign, lines, refusing, scripted, silent
 from tests.cluster.turning import late
@@ -176,7 +176,7 @@ async def test_a_write_goes_to_the_next_server_if_one_cannot_be_reached() -> Non
 
 async def test_a_write_that_reaches_no_server_fails_as_unavailable_before_the_deadline() -> None:
     async with connect(closed_port(), timeout_s=1.0) as cluster:
-        with pytest.raises(Unavailable, match="connection refused"):
+        with pytest.raises(Unavailable, match="refuses connections, for 1 s"):
             await cluster.append(["add", 3])
 
 

@@ -21,8 +21,8 @@ from tests.cluster.streaming import DEADLINE_S, Fault, answers_of, streaming
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.cluster.client.backoff.BACKOFF_FIRST_S", 0.001)
-    monkeypatch.setattr("quire.cluster.client.backoff.BACKOFF_LONGEST_S", 0.01)
+    monkeypatch.setattr("quire.cluster.client.attempts.BACKOFF_FIRST_S", 0.001)
+    monkeypatch.setattr("quire.cluster.client.attempts.BACKOFF_LONGEST_S", 0.01)
     monkeypatch.setattr("quire.cluster.client.pipeline.GATHERING_S", DEADLINE_S)  # Groups as the calls make them.
 
 

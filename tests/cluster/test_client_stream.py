@@ -31,8 +31,8 @@ BREAKING = [fault for fault in Fault if fault not in (Fault.SILENT, Fault.STOPPI
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.cluster.client.backoff.BACKOFF_FIRST_S", 0.001)
-    monkeypatch.setattr("quire.cluster.client.backoff.BACKOFF_LONGEST_S", 0.01)
+    monkeypatch.setattr("quire.cluster.client.attempts.BACKOFF_FIRST_S", 0.001)
+    monkeypatch.setattr("quire.cluster.client.attempts.BACKOFF_LONGEST_S", 0.01)
     monkeypatch.setattr("quire.cluster.client.pipeline.GATHERING_S", DEADLINE_S)  # Groups as the calls make them.
 
 
@@ -277,8 +277,8 @@ async def test_a_command_never_sent_fails_as_unavailable_at_the_deadline() -> No
     nobody = closed_port()
     async with connect(nobody, timeout_s=DEADLINE_S) as cluster:
         never_sent = asyncio.ensure_future(cluster.apply("x"))
-        await late(lambda: "reached" in failure_of(cluster))
-        with pytest.raises(Unavailable, match=rf"available: {nobody} cannot be reached \(.*\), for {DEADLINE_S} s$"):
+        await late(lambda: "refuses" in failure_of(cluster))
+        with pytest.raises(Unavailable, match=rf"available: {nobody} refuses connections, for {DEADLINE_S} s$"):
             await never_sent
 
 

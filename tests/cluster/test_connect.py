@@ -58,7 +58,7 @@ def test_the_logger_of_the_client_says_why_each_attempt_failed_and_of_what_call(
     lines = [line for line in retried("DEBUG").splitlines() if line.startswith("quire.client ")]
 
     for what in ("POST /records", "stream", "session"):
-        assert any(f"{what}: attempt 1 failed: " in line and "cannot be reached" in line for line in lines), lines
+        assert any(f"{what}: attempt 1 failed: " in line and "refuses connections" in line for line in lines), lines
 
 
 def test_a_client_changes_no_library_that_its_program_may_use_too() -> None:

@@ -1,0 +1,43 @@
+"""A command and a client against a cluster of which too few nodes run: the reason comes soon, server by server."""
+
+import time
+
+import pytest
+
+import quire
+from tests.processes.cluster import Clusters, run_quire
+
+WITHIN_S = 20.0  # A call that waits for its deadline takes 30 s.
+UNAVAILABLE = 3
+
+
+@pytest.mark.full
+def test_a_command_names_the_voters_that_are_down_and_a_client_served_before_waits_for_them(clusters: Clusters) -> None:
+    cluster = clusters.formed()
+    leader, (second, third) = cluster.leader, cluster.followers
+    with quire.connect_sync(cluster.servers) as client:
+        assert client.apply(["add", 3]) == "45"
+        for node in cluster.followers:
+            node.kill()
+        cluster.wait_until("the leader steps down", lambda: leader.status()["leader"] is None)
+
+        began_at = time.monotonic()
+        ended = run_quire("apply", "add", "3", extra={"QUIRE_SERVER": cluster.servers})
+
+        assert time.monotonic() - began_at < WITHIN_S, ended.stderr
+        refuse = f"{second.address} and {third.address} refuse connections"
+        assert f"{leader.address} knows no leader; {refuse}: 1 of 3 answers: no majority" in ended.stderr
+        assert ended.code == UNAVAILABLE
+
+        waiting = client.submit(["add", 5])
+        for node in cluster.followers:
+            node.start()
+        assert waiting.result(WITHIN_S) == "50"
+
+    cluster.kill_all()
+    began_at = time.monotonic()
+    ended = run_quire("state", extra={"QUIRE_SERVER": cluster.servers})
+    assert time.monotonic() - began_at < WITHIN_S
+    servers = cluster.servers.split(",")
+    assert f"no server answers: {servers[0]}, {servers[1]} and {servers[2]} refuse connections" in ended.stderr
+    assert ended.code == UNAVAILABLE
