@@ -4,9 +4,9 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from quire.log import Bounds, Value
+from quire.log import Value
 
 from .admin import BlockingAdmin
 from .client import DEFAULT_TIMEOUT_S, Client, Consistency, State
@@ -15,6 +15,9 @@ from .message import BatchReply
 from .records import Pages, Record
 from .stream import Session
 from .transport import REFUSED_GRACE_S
+
+if TYPE_CHECKING:
+    from quire.log import Bounds
 
 
 class BlockingClient(BlockingAdmin):
@@ -104,7 +107,7 @@ class BlockingClient(BlockingAdmin):
         """Every record from an index on, without end; `next` blocks until there is one. `close` ends it."""
         return self._records(self._client.pages.tail(from_index))
 
-    def bounds(self) -> Bounds:
+    def bounds(self) -> "Bounds":
         """The indices of the log, [lowest_index, highest_index), linearizable."""
         return self._run(self._client.bounds())
 

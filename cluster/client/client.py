@@ -6,10 +6,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self, TypedDict
+from typing import TYPE_CHECKING, Literal, Self, TypedDict
 from urllib.parse import urlencode
 
-from quire.log import Bounds, Value
+from quire.log import Value
 from quire.log.packing import array_head
 
 from ..access.client_credentials import ClientCredentials
@@ -21,6 +21,9 @@ from .message import BatchReply, pack_or_refuse
 from .records import Record, RecordPages
 from .stream import Session
 from .transport import MSGPACK, REFUSED_GRACE_S
+
+if TYPE_CHECKING:
+    from quire.log import Bounds
 
 OCTETS = "application/octet-stream"
 DEFAULT_TIMEOUT_S = 30.0
@@ -233,12 +236,14 @@ class Client(Admin):
                 for record in page:
                     yield record
 
-    async def bounds(self) -> Bounds:
+    async def bounds(self) -> "Bounds":
         """The indices of the log, [lowest_index, highest_index), linearizable: they include every acknowledged record.
 
         Raises:
             Unavailable: no majority confirmed it within `timeout_s`.
         """
+        from quire.log import Bounds  # noqa: PLC0415  # Only this call needs the log's modules.
+
         reply = await self._connection.get("/index_bounds?consistency=linearizable")
         return Bounds(**document_of(reply, BoundsDocument))
 
