@@ -1,5 +1,7 @@
 """The Python client: `quire.connect` for asyncio, `quire.connect_sync` for programs without an event loop."""
 
+from ..access.client_credentials import TokenRefused
+from ..access.tls import TlsRefused
 from .admin import Admin, BlockingAdmin
 from .blocking import BlockingClient, connect_sync
 from .client import Client, Consistency, State, connect
@@ -75,6 +77,8 @@ __all__ = [
     "SnapshotTaken",
     "State",
     "Status",
+    "TlsRefused",
+    "TokenRefused",
     "Unauthorized",
     "Unavailable",
     "connect",

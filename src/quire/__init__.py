@@ -1,4 +1,8 @@
-"""A replicated state machine: one durable log, and the same state on every node."""
+"""A replicated state machine: one durable log, and the same state on every node.
+
+`connect` and `connect_sync` open a client. `StateMachine` is the protocol of a machine; docs/machines.md
+describes it. All names here are those of `quire.cluster.client`, `quire.sm` and `quire.log`.
+"""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -6,11 +10,108 @@ from importlib import import_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from quire.cluster.client import connect as connect
-    from quire.cluster.client import connect_sync as connect_sync
+    from quire.cluster.client import (
+        Admin,
+        BadRequest,
+        BatchReply,
+        BlockingAdmin,
+        BlockingClient,
+        Client,
+        ClientError,
+        CodeAccepted,
+        CommandRefused,
+        Consistency,
+        Forbidden,
+        ForkedClient,
+        Halted,
+        HistoryChanged,
+        Members,
+        NotFound,
+        OutcomeUnknown,
+        Problem,
+        Record,
+        Refusal,
+        ReplyGone,
+        ResultsCut,
+        SegmentsExpired,
+        ServerFault,
+        Session,
+        SessionClosed,
+        SessionError,
+        SessionExpired,
+        SessionFenced,
+        SessionOwned,
+        SessionRow,
+        SessionStatus,
+        SnapshotTaken,
+        State,
+        Status,
+        TlsRefused,
+        TokenRefused,
+        Unauthorized,
+        Unavailable,
+        connect,
+        connect_sync,
+    )
+    from quire.log import Bounds, PayloadInvalid, Value, pack, unpack
+    from quire.sm import Context, InitialInvalid, Refused, SnapshotInvalid, StateMachine
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "connect", "connect_sync"]
+__all__ = [
+    "Admin",
+    "BadRequest",
+    "BatchReply",
+    "BlockingAdmin",
+    "BlockingClient",
+    "Bounds",
+    "Client",
+    "ClientError",
+    "CodeAccepted",
+    "CommandRefused",
+    "Consistency",
+    "Context",
+    "Forbidden",
+    "ForkedClient",
+    "Halted",
+    "HistoryChanged",
+    "InitialInvalid",
+    "Members",
+    "NotFound",
+    "OutcomeUnknown",
+    "PayloadInvalid",
+    "Problem",
+    "QuireError",
+    "Record",
+    "Refusal",
+    "Refused",
+    "ReplyGone",
+    "ResultsCut",
+    "SegmentsExpired",
+    "ServerFault",
+    "Session",
+    "SessionClosed",
+    "SessionError",
+    "SessionExpired",
+    "SessionFenced",
+    "SessionOwned",
+    "SessionRow",
+    "SessionStatus",
+    "SnapshotInvalid",
+    "SnapshotTaken",
+    "State",
+    "StateMachine",
+    "Status",
+    "TlsRefused",
+    "TokenRefused",
+    "Unauthorized",
+    "Unavailable",
+    "Value",
+    "__version__",
+    "connect",
+    "connect_sync",
+    "pack",
+    "unpack",
+]
 
 
 def exports(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
@@ -31,8 +132,23 @@ def exports(package: str, modules: Mapping[str, str]) -> Callable[[str], object]
     return find
 
 
-# A node, a Spark worker or a tool that reads a log imports quire without needing the client.
-__getattr__ = exports(__name__, {"cluster.client": "connect connect_sync"})
+# A node, a machine, a Spark worker or a tool that reads a log imports quire without the client.
+_MODULES = {
+    "cluster.client": (
+        "Admin BadRequest BatchReply BlockingAdmin BlockingClient Client ClientError CodeAccepted "
+        "CommandRefused Consistency Forbidden ForkedClient Halted HistoryChanged Members NotFound "
+        "OutcomeUnknown Problem Record Refusal ReplyGone ResultsCut SegmentsExpired ServerFault Session "
+        "SessionClosed SessionError SessionExpired SessionFenced SessionOwned SessionRow SessionStatus "
+        "SnapshotTaken State Status TlsRefused TokenRefused Unauthorized Unavailable connect connect_sync"
+    ),
+    "log": "Bounds PayloadInvalid Value pack unpack",
+    "sm": "Context InitialInvalid Refused SnapshotInvalid StateMachine",
+}
+__getattr__ = exports(__name__, _MODULES)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 class QuireError(Exception):
