@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .machine import STATE_BYTES as STATE_BYTES
     from .machine import Context as Context
     from .machine import Contexts as Contexts
+    from .machine import OptionalMembers as OptionalMembers
     from .machine import Refused as Refused
     from .machine import StateMachine as StateMachine
     from .machine import StateRoom as StateRoom
@@ -77,7 +78,8 @@ _MODULES = {
         "SnapshotDamaged SnapshotForeign SnapshotInvalid SnapshotTooEarly"
     ),
     "machine": (
-        "STATE_BYTES Context Contexts Refused StateMachine StateRoom check_batch is_quick limit_state state_room"
+        "STATE_BYTES Context Contexts OptionalMembers Refused StateMachine StateRoom check_batch is_quick limit_state "
+        "state_room"
     ),
     "machines.arithmetic": "ArithmeticMachine",
     "machines.fingerprint": "fingerprint_of",

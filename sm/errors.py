@@ -35,7 +35,10 @@ class MachineUnknown(MachineError):
 
 
 class InitialInvalid(MachineError):
-    """The machine cannot start from this initial value."""
+    """The machine cannot start from this initial value.
+
+    A machine raises `InitialInvalid(machine=self.name, initial=initial, reason="it is not a whole number")`.
+    """
 
     def __init__(self, *, machine: str, initial: object, reason: str) -> None:
         super().__init__(f"machine {machine!r} cannot start from {initial!r}: {reason}")
@@ -45,7 +48,10 @@ class InitialInvalid(MachineError):
 
 
 class SnapshotInvalid(MachineError):
-    """The bytes given to `restore` are not a snapshot of this machine; its state is unchanged."""
+    """The bytes given to `restore` are not a snapshot of this machine; its state is unchanged.
+
+    A machine raises `SnapshotInvalid(machine=self.name, reason="it ends too early")`.
+    """
 
     def __init__(self, *, machine: str, reason: str) -> None:
         super().__init__(f"not a snapshot of machine {machine!r}: {reason}")

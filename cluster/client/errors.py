@@ -4,7 +4,7 @@
 - ResultsCut: the commands were executed, but their results are too long to be sent
 - BadRequest, NotFound: the cluster cannot do what was requested; nothing was written
 - Unauthorized, Forbidden: the cluster does not know the caller, or its token may not do that; nothing was written
-- Unavailable: no server could do it before the deadline; nothing was written; try again later
+- Unavailable: no server could do it before the deadline, or nobody is there; nothing was written; try again later
 - OutcomeUnknown: the write may have happened, may still happen, or may never happen
 - SessionFenced, SessionExpired, ReplyGone: the client's session no longer answers this command
 - SessionOwned: the session, or the one that has the client's name, belongs to another token's name
@@ -111,7 +111,10 @@ class Forbidden(BadRequest):
 
 
 class Unavailable(ClientError):
-    """No server could do it before the deadline; nothing was written. `reason` is the last failure."""
+    """No server could do it before the deadline, or nobody is there; nothing was written.
+
+    `reason` says what each server that was tried did last, such as `127.0.0.1:7001 refuses connections, for 30 s`.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the cluster is not available: {reason}")

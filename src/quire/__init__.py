@@ -1,7 +1,7 @@
 """A replicated state machine: one durable log, and the same state on every node.
 
-`connect` and `connect_sync` open a client. `StateMachine` is the protocol of a machine; docs/machines.md
-describes it. All names here are those of `quire.cluster.client`, `quire.sm` and `quire.log`.
+`connect` and `connect_sync` open a client; docs/client.md describes it. `StateMachine` is the protocol of a machine;
+docs/machines.md describes it. All names here are those of `quire.cluster.client`, `quire.sm` and `quire.log`.
 """
 
 import sys
