@@ -154,7 +154,8 @@ def servers_of(server: str) -> str:
         for each in named:
             host_and_port(each)
     except ValueError as error:
-        fail_usage(f"--server or QUIRE_SERVER: {error}")
+        scheme = ", without a scheme; for TLS, give the CA with --ca or QUIRE_CA" if "://" in server else ""
+        fail_usage(f"--server or QUIRE_SERVER: {error}{scheme}")
     return ",".join(named)
 
 
