@@ -71,6 +71,7 @@ class ClusterOptions:
                 self.servers,
                 session=session,
                 timeout_s=timeout_s,
+                refused_grace_s=0.0,  # Whoever has just started nodes waits for them: `quire status --wait`.
                 halt_on_failure=halt_on_failure,
                 token=self.token_file,
                 ca=self.ca,

@@ -22,17 +22,22 @@ from .output import Exit, complain, say, to_json
 if TYPE_CHECKING:
     from rich.live import Live
 
+LOOK_S = 0.2
 WATCH_TIMEOUT_S = 1.0
 """The deadline of each node's answer while the cluster is watched: a frozen node shows within that time."""
 
 
-def show_status(cluster: ClusterOptions, *, as_json: bool, timeout_s: float, states: bool) -> Exit:
-    """Print the status of all nodes that the servers know; return the exit code."""
-    servers = cluster.servers.split(",")
+def show_status(cluster: ClusterOptions, *, as_json: bool, timeout_s: float, states: bool, wait_s: float = 0.0) -> Exit:
+    """Print the status of all nodes that the servers know, once all are ready or after `wait_s`; return the exit code."""
+    servers, until = cluster.servers.split(","), time.monotonic() + wait_s
 
     async def ask() -> Survey:
         async with _calling(cluster) as caller:
-            return await survey(caller, servers, timeout_s, states=states)
+            while True:
+                found = await survey(caller, servers, timeout_s, states=states)
+                if time.monotonic() >= until or (found and _is_well(found)):
+                    return found
+                await asyncio.sleep(LOOK_S)
 
     try:
         found = asyncio.run(ask())
@@ -186,6 +191,9 @@ def _same_for(others: Sequence[NoAnswer]) -> str:
     return f"; so for {', '.join(each.server for each in others)}" if others else ""
 
 
+def _is_well(found: Survey) -> bool:
+    return all(row.is_ready for row in found.rows.values()) and all(log.reason is None for log in found.logs)
+
+
 def _exit_of(found: Survey) -> Exit:
-    is_well = all(row.is_ready for row in found.rows.values()) and all(log.reason is None for log in found.logs)
-    return Exit.DONE if is_well else Exit.FAILED
+    return Exit.DONE if _is_well(found) else Exit.FAILED

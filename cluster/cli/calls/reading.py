@@ -195,6 +195,9 @@ def status(
     interval: Annotated[
         float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Time between refreshes, with --watch.")
     ] = 1.0,
+    wait: Annotated[
+        float, typer.Option("--wait", metavar="SECONDS", min=0.0, help="Wait so long until every node is ready.")
+    ] = 0.0,
     state: Annotated[bool, typer.Option("--state", help="Show each node's state, if it is not too large.")] = False,
     as_json: Json = False,
     timeout: Timeout = 2.0,
@@ -202,7 +205,9 @@ def status(
     """Show every node: role, indices, lag and digest."""
     from ..status import show_status, watch_status
 
+    if watch and wait:
+        fail_usage("give either --watch or --wait")
     if watch:
         watching = partial(watch_status, cluster, interval, as_json=as_json, timeout_s=timeout, states=state)
         raise typer.Exit(run_until_stopped(watching))
-    raise typer.Exit(show_status(cluster, as_json=as_json, timeout_s=timeout, states=state))
+    raise typer.Exit(show_status(cluster, as_json=as_json, timeout_s=timeout, states=state, wait_s=wait))
