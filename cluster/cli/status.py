@@ -28,7 +28,7 @@ WATCH_TIMEOUT_S = 1.0
 
 
 def show_status(cluster: ClusterOptions, *, as_json: bool, timeout_s: float, states: bool, wait_s: float = 0.0) -> Exit:
-    """Print the status of all nodes that the servers know, once all are ready or after `wait_s`; return the exit code."""
+    """Print the status of all nodes that the servers know, once all are ready or `wait_s` is over; return the code."""
     servers, until = cluster.servers.split(","), time.monotonic() + wait_s
 
     async def ask() -> Survey:

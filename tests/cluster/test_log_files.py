@@ -49,6 +49,22 @@ def spoil(path: Path, position: int = 2000) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [("file", "is a file"), ("empty", "has no log"), ("others", "has no log"), ("nowhere", "does not exist")],
+)
+def test_a_path_that_is_no_data_directory_is_said_to_be_what_it_is(tmp_path: Path, path: str, what: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "others" / "log").mkdir(parents=True)
+    (tmp_path / "others" / "log" / "syslog").touch()
+
+    for command in ("segments", "dump", "verify", "repair"):
+        result = quire(command, tmp_path / path)
+        assert result.exit_code == 2
+        assert f"{path} {what}; name the directory" in result.stderr
+
+
 def quire(*arguments: object) -> Result:
     return CliRunner().invoke(app, list(map(str, arguments)))
 

@@ -62,6 +62,19 @@ async def test_every_write_that_was_on_its_way_when_the_machine_failed_is_answer
 
 
 @pytest.mark.asyncio
+async def test_a_write_after_the_machine_failed_is_refused_with_its_error_and_not_as_overload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.cluster.node.writing.APPLY_BEHIND_S", 0.0)  # The failed record counts as late at once.
+    async with running_cluster(tmp_path, 1, machine=MOODY) as cluster, asyncio.timeout(DEADLINE_S):
+        await cluster.ask("n1", "POST", "/commands", '{"commands": ["apply fails"]}', "application/json")
+        for path, body in (("/commands", '{"commands": ["well"]}'), ("/records", '"well"')):
+            refused = await cluster.ask("n1", "POST", path, body, "application/json")
+            assert (refused.status, refused.problem) == (503, "state-unavailable"), refused
+            assert "KeyError: 'apply fails'" in refused.document["detail"]
+
+
+@pytest.mark.asyncio
 async def test_a_write_that_is_appended_only_after_the_machine_failed_is_answered(tmp_path: Path) -> None:
     async with running_cluster(tmp_path, 1, machine=MOODY) as cluster, asyncio.timeout(DEADLINE_S):
         node = cluster.nodes["n1"].node

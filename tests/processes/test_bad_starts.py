@@ -266,3 +266,28 @@ def test_a_log_of_another_cluster_below_this_one_s_identity_is_refused(clusters:
 
     check_refused(ended, FAILED, f"data_dir {node.data_dir}", cluster.leader.status()["cluster_id"])
     assert contents(node.data_dir / "log") == before
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["serve", "--node", "n1", "--listen", f"{HOST}:1024", "--data-dir", "FILE"], FAILED),
+        (["serve", "--standalone", "--listen", f"{HOST}:1024", "--data-dir", "FILE/x"], FAILED),
+        (["recover", "--inspect", "--data-dir", "FILE"], USAGE),
+        (["log", "verify", "FILE"], USAGE),
+        (["backup", "list", "FILE"], FAILED),
+        (["backup", "FILE", "--server", f"{HOST}:1"], FAILED),
+        (["restore", "FILE", "--data-dir", "FILE.new"], FAILED),
+    ],
+)
+def test_a_file_in_the_place_of_a_directory_is_called_a_file(tmp_path: Path, arguments: list[str], code: int) -> None:
+    file = tmp_path / "file"
+    file.touch()
+
+    ended = run_quire(*(word.replace("FILE", str(file)) for word in arguments))
+
+    assert ended.code == code
+    assert ended.stderr.count("\n") == 1
+    assert "a file" in ended.stderr
+    assert list(tmp_path.iterdir()) == [file]

@@ -62,8 +62,9 @@ def restore_node(
             host_and_port(address)
     except ValueError as error:
         fail_usage(str(error))
-    with failing(), locked(data_dir, create=True) as directory:
+    with failing():
         store = store_of(source, store_option)
+    with failing(), locked(data_dir, create=True) as directory:
         begun, wanted = read_restore_plan(directory), Wanted(point, node, address, fork)
         check_unused(directory)
         manifests = read_all(store, complain)
