@@ -21,16 +21,26 @@ or Docker set for a service named `quire` or `quire-...` are ignored and logged,
 cluster, `QUIRE_CA` and `QUIRE_TOKEN_FILE`; a node ignores these. Limits that are not settings are in
 [limits.md](limits.md).
 
-    # n1.toml
-    node = "n1"
-    listen = "127.0.0.1:7001"
-    data_dir = "./n1"
-    election_timeout_ms = 1000
+```toml quire.toml
+data_dir = "data/n1"
+election_timeout_ms = 1000
 
-    [members]
-    n1 = "127.0.0.1:7001"
-    n2 = "127.0.0.1:7002"
-    n3 = "127.0.0.1:7003"
+[members]
+n1 = "127.0.0.1:7001"
+n2 = "127.0.0.1:7002"
+n3 = "127.0.0.1:7003"
+```
+
+Each node of a cluster on one machine, with quire [installed](../README.md#install):
+
+<!-- after: ../README.md#install -->
+
+```sh
+for n in 1 2 3; do
+    quire serve --config quire.toml --node n$n --listen 127.0.0.1:700$n --data-dir data/n$n &
+done
+quire status --server 127.0.0.1:7001
+```
 """
 
 

@@ -12,13 +12,28 @@ One process serves one log, without a cluster and without a machine. Generated f
 `cluster/standalone/config.py` by `python -m quire.cluster.standalone.page > docs/standalone.md`; a test checks that it
 is up to date.
 
-    quire serve --standalone --listen 127.0.0.1:7000 --data-dir ./log
+With quire [installed](../README.md#install):
 
-    curl -X POST --data-binary @photo.jpg -H 'Content-Type: application/octet-stream' http://127.0.0.1:7000/records
-    curl -X POST --data-binary @values.ndjson -H 'Content-Type: application/x-ndjson' http://127.0.0.1:7000/records
-    curl http://127.0.0.1:7000/index_bounds
-    curl http://127.0.0.1:7000/records/0
-    curl -X POST -H 'Content-Type: application/json' -d '{"truncate_index": 5}' http://127.0.0.1:7000/rpc/truncate
+<!-- after: ../README.md#install -->
+
+```sh
+quire serve --standalone --listen 127.0.0.1:7000 --data-dir data/log &
+curl --retry 9 --retry-connrefused -s http://127.0.0.1:7000/healthz
+```
+
+```console
+$ curl -s --data-binary @LICENSE -H 'Content-Type: application/octet-stream' http://127.0.0.1:7000/records
+{"write_index":0,"count":1}
+$ printf '{"a": 1}\\n{"b": 2}\\n' >values.ndjson
+$ curl -s --data-binary @values.ndjson -H 'Content-Type: application/x-ndjson' http://127.0.0.1:7000/records
+{"write_index":1,"count":2}
+$ curl -s http://127.0.0.1:7000/index_bounds
+{"lowest_index":0,"highest_index":3}
+$ curl -s http://127.0.0.1:7000/records/2
+{"b":2}
+$ curl -s -H 'Content-Type: application/json' -d '{"truncate_index": 1}' http://127.0.0.1:7000/rpc/truncate
+{"lowest_index":0,"highest_index":1}
+```
 
 | call | does |
 |---|---|

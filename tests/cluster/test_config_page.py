@@ -3,13 +3,13 @@
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
 from quire.cluster.config.page import HEAD, config_page
 from quire.cluster.config.serve import ServeConfig, load_config
+from tests.pages.page import parse
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 
@@ -40,8 +40,9 @@ def test_the_limits_and_units_of_a_field_are_shown() -> None:
 def test_the_page_s_example_is_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in [name for name in os.environ if name.upper().startswith("QUIRE_")]:
         monkeypatch.delenv(variable)
-    (tmp_path / "n1.toml").write_text(textwrap.dedent(HEAD[HEAD.index("    # n1.toml") :]))
+    [example] = [block for block in parse("docs/configuration.md", HEAD).blocks if block.file]
+    (tmp_path / "quire.toml").write_text(example.text)
 
-    config = load_config({}, tmp_path / "n1.toml")
+    config = load_config({"node": "n1", "listen": "127.0.0.1:7001"}, tmp_path / "quire.toml")
 
     assert (config.node, config.heartbeat_ms, len(config.members)) == ("n1", 100, 3)

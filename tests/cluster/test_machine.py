@@ -21,7 +21,7 @@ NOTES = "tests.cluster.machines:Notes"
 
 def example() -> str:
     """The machine of the README."""
-    [code] = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+    [code] = re.findall(r"^```python stock\.py\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
     return str(code)
 
 

@@ -121,7 +121,7 @@ def test_a_machine_that_another_process_cannot_load_is_named(monkeypatch: pytest
 @pytest.mark.slow
 def test_the_page_s_example_runs_beside_the_readme_s_machine(tmp_path: Path) -> None:
     for page, name in (("README.md", "stock.py"), ("docs/testing-machines.md", "test_stock.py")):
-        [code] = re.findall(r"^```python\n(.*?)^```$", (TOP / page).read_text(), re.MULTILINE | re.DOTALL)
+        [code] = re.findall(rf"^```python {name}\n(.*?)^```$", (TOP / page).read_text(), re.MULTILINE | re.DOTALL)
         (tmp_path / name).write_text(code)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_stock.py"]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
