@@ -15,6 +15,8 @@ A comment of HTML before a block, which no reader sees, says what the harness mu
     <!-- stand-in: A = B -->              from here on, B is run where the page says A
     <!-- start over -->                   from here on, a new shell in a new checkout
 
+A table that a program makes lies between `<!-- NAME: made by PROGRAM -->` and `<!-- end of NAME -->`.
+
 A comment at the end of a command tells the reader, and the harness, what to expect:
 
     # until Ctrl-C           it runs on; Ctrl-C ends it once it has printed all it has to say
@@ -253,6 +255,8 @@ def _directive(page: str, line: int, comment: str, said: _Said) -> Iterator[Step
         case "stand-in", True if " = " in rest:
             shown, _, run = rest.partition(" = ")
             yield StandIn(page, line, shown.strip(), run.strip())
+        case _, given if rest.startswith("made by ") or (not given and word.startswith("end of ")):
+            pass
         case "start over", False:
             yield StartOver(page, line)
         case _:
