@@ -20,6 +20,7 @@ from importlib import import_module
 from pathlib import Path
 
 SECTION = re.compile(r"(<!-- (reference|signatures): ([^>]+?) -->\n).*?(<!-- end of reference -->)", re.DOTALL)
+SESSION = re.compile(r"^    >>> .*\n(?:    .*\n)*", re.MULTILINE)
 ITEM = re.compile(r"    (\w+(?:, (?:other )?\w+)*(?: \(both \w+\))?): (.*)")
 PLAIN_BASES = frozenset({"Protocol", "NamedTuple", "TypedDict"})
 LISTED = ("Args:", "Raises:")
@@ -130,7 +131,7 @@ def _value(default: ast.expr) -> str:
 
 
 def _code(lines: list[str]) -> list[str]:
-    return ["```python", *lines, "```", ""]
+    return ["```pyi", *lines, "```", ""]
 
 
 def _text(node: ast.ClassDef | Function) -> str:
@@ -148,7 +149,11 @@ def _text(node: ast.ClassDef | Function) -> str:
             lines.append(_item(re.sub(r"\w+", _as_code, item[1]), item[2]))
         else:
             lines.append(f"  {line.strip()}" if line else "")
-    return "\n".join([*lines, ""])
+    return SESSION.sub(_fenced, "\n".join([*lines, ""]))
+
+
+def _fenced(session: re.Match[str]) -> str:
+    return f"```pycon\n{textwrap.dedent(session[0])}```\n"
 
 
 def _as_code(word: re.Match[str]) -> str:

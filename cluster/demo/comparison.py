@@ -1,6 +1,8 @@
 """`quire demo`: loads the example instructions, and compares the nodes' answers with an independent program's."""
 
 import asyncio
+import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -131,9 +133,19 @@ def _show(comparison: Comparison, console: EscapingConsole, *, as_json: bool) ->
 def _suggest_commands(demo: Demo) -> None:
     demo.report(
         f"\nThe nodes run until Ctrl-C. Try in another terminal:\n\n"
+        f"{_path_to_quire()}"
         f"  export QUIRE_SERVER={demo.nodes.servers}\n"
         "  quire apply add 3                  apply one more instruction, and print the new answer\n"
         "  quire state                        print the answer and its digest\n"
         "  quire status                       show this table again\n"
         "  quire read --from 1 --to 6         print the first records of the log\n"
     )
+
+
+def _path_to_quire() -> str:
+    """The command after which the shell finds this program as `quire`; nothing if it does."""
+    folder = Path(sys.executable).parent
+    found = shutil.which("quire")
+    if found and Path(found).parent.resolve() == folder.resolve():
+        return ""
+    return f"  export PATH={shlex.quote(str(folder))}:$PATH\n"

@@ -26,7 +26,7 @@ from tests.tidy.tree import Tree
 TOP = Path(__file__).resolve().parents[2]
 CLIENT, MACHINES = TOP / "docs" / "client.md", TOP / "docs" / "machines.md"
 ALIASES = {"Consistency", "Problem", "Refusal"}
-CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"^```python[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def described(page: Path) -> set[str]:

@@ -5,7 +5,7 @@
     python         statements; the blocks of a page are one session, in order, as are the pycon ones
     pycon          a session of Python, with what it prints
     python FILE    a file that the reader writes, as with any other language and a name: toml n1.toml
-    text           a listing: a format, a tree, an output. Nothing is run
+    text, pyi      a listing: a format, a tree, an output; signatures. Nothing is run
 
 A comment of HTML before a block, which no reader sees, says what the harness must know:
 
@@ -57,6 +57,12 @@ class Kind(StrEnum):
     SESSION = "pycon"
     FILE = "file"
     LISTING = "text"
+    SIGNATURE = "pyi"
+
+    @property
+    def is_run(self) -> bool:
+        """Whether there is anything to run or to write."""
+        return self not in {Kind.LISTING, Kind.SIGNATURE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +201,7 @@ class Page:
     @property
     def runs(self) -> bool:
         """Whether anything of the page is run."""
-        return any(block.not_run is None and block.kind is not Kind.LISTING for block in self.blocks)
+        return any(block.not_run is None and block.kind.is_run for block in self.blocks)
 
 
 def read_page(name: str, top: Path = TOP) -> Page:
@@ -255,6 +261,8 @@ def _directive(page: str, line: int, comment: str, said: _Said) -> Iterator[Step
         case "stand-in", True if " = " in rest:
             shown, _, run = rest.partition(" = ")
             yield StandIn(page, line, shown.strip(), run.strip())
+        case "reference" | "signatures", True:
+            pass  # What a section is made of.
         case _, given if rest.startswith("made by ") or (not given and word.startswith("end of ")):
             pass
         case "start over", False:
@@ -271,7 +279,7 @@ def _block(page: str, line: int, info: Sequence[str], text: str, said: _Said) ->
             kind, file = Kind.FILE, name
         case _:
             raise PageError(f"{page}:{line}: a block of no known kind: {' '.join(info) or 'a fence without a word'}")
-    if kind is Kind.LISTING and said.given():
+    if not kind.is_run and said.given():
         raise PageError(f"{page}:{line}: a listing is never run: nothing is to be said about it")
     return Block(page, line, kind, text, file, said.not_run, frozenset(said.varies))
 

@@ -124,7 +124,7 @@ class Run:
                 assert block.file is not None
                 folder = Path(self._variables(block)["PWD"])
                 (folder / block.file).write_text(self._here(block.text))
-            case Kind.LISTING:
+            case Kind.LISTING | Kind.SIGNATURE:
                 pass
 
     def _command(self, block: Block, command: Command) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.pages.checkout import Checkout
-from tests.pages.page import TOP, Block, Kind, Page, PageError, StandIn, read_page
+from tests.pages.page import TOP, Block, Page, PageError, StandIn, read_page
 from tests.pages.running import Run
 from tests.tidy.tree import Tree
 
@@ -42,13 +42,6 @@ RUNNING = list(_can_run())
 
 def not_run() -> list[Block]:
     return [block for name in PAGES for block in page_of(name).blocks if block.not_run is not None]
-
-
-@pytest.fixture(scope="session")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    made = Checkout(tmp_path_factory.mktemp("pages"))
-    made.install()
-    return made
 
 
 @pytest.mark.full
@@ -93,5 +86,5 @@ def test_a_stand_in_stands_for_something_that_its_page_says() -> None:
         blocks = page_of(name).blocks
         for step in page_of(name).steps:
             if isinstance(step, StandIn):
-                later = [block for block in blocks if block.line > step.line and block.kind is not Kind.LISTING]
+                later = [block for block in blocks if block.line > step.line and block.kind.is_run]
                 assert any(step.shown in block.text for block in later), f"{name}:{step.line}: {step.shown}"
