@@ -73,7 +73,8 @@ class Refused(QuireError):
     command's reply: code and text go into the digest, so they must be equal on all replicas, and a changed text needs
     a new version of the machine. The caller gets `CommandRefused` with both.
 
-        >>> raise Refused("TOO_FEW", "there are only 2")
+        >>> from quire import Refused
+    >>> raise Refused("TOO_FEW", "there are only 2")
         Traceback (most recent call last):
             ...
         quire.sm.machine.Refused: TOO_FEW: there are only 2
