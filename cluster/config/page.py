@@ -39,7 +39,7 @@ Each node of a cluster on one machine, with quire [installed](../README.md#insta
 for n in 1 2 3; do
     quire serve --config quire.toml --node n$n --listen 127.0.0.1:700$n --data-dir data/n$n &
 done
-quire state --server 127.0.0.1:7001
+quire status --wait 30 --server 127.0.0.1:7001
 ```
 """
 
