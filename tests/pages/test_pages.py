@@ -16,7 +16,7 @@ from tests.tidy.tree import Tree
 
 NOT_PAGES = frozenset({"CHANGELOG.md"})
 PAGES = sorted(str(path) for path in Tree.of_checkout(TOP).paths if path.suffix == ".md" and str(path) not in NOT_PAGES)
-MOST_NOT_RUN = 40
+MOST_NOT_RUN = 35
 """Blocks. Whoever adds one lowers no number: another way to run it is to be found first."""
 REASONS = re.compile(r"\w+.* .*\w+")
 MAKE = re.compile(r"\bmake ([a-z-]+)")
