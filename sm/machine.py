@@ -74,7 +74,7 @@ class Refused(QuireError):
     a new version of the machine. The caller gets `CommandRefused` with both.
 
         >>> from quire import Refused
-    >>> raise Refused("TOO_FEW", "there are only 2")
+        >>> raise Refused("TOO_FEW", "there are only 2")
         Traceback (most recent call last):
             ...
         quire.sm.machine.Refused: TOO_FEW: there are only 2

@@ -1,6 +1,6 @@
 """The reference sections of docs/client.md and docs/machines.md are what the docstrings say, and are complete.
 
-tests/processes/test_client_page.py runs the client's examples against a real cluster.
+tests/pages runs the pages' examples, the client's against a real cluster.
 """
 
 import ast
