@@ -170,6 +170,11 @@ class StartOver:
     line: int
 
 
+def is_run(step: "Step") -> bool:
+    """Whether a step is a block that is run."""
+    return isinstance(step, Block) and step.not_run is None and step.kind.is_run
+
+
 Step = Block | After | StandIn | StartOver
 
 
@@ -199,9 +204,18 @@ class Page:
         return [step for step in self.steps if isinstance(step, Block)]
 
     @property
-    def runs(self) -> bool:
-        """Whether anything of the page is run."""
-        return any(block.not_run is None and block.kind.is_run for block in self.blocks)
+    def parts(self) -> list[list[Step]]:
+        """The steps between two starts; each part keeps the stand-ins of those before it."""
+        parts: list[list[Step]] = [[]]
+        stand_ins: list[Step] = []
+        for step in self.steps:
+            if isinstance(step, StartOver):
+                parts.append(list(stand_ins))
+                continue
+            parts[-1].append(step)
+            if isinstance(step, StandIn):
+                stand_ins.append(step)
+        return parts
 
 
 def read_page(name: str, top: Path = TOP) -> Page:

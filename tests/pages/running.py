@@ -72,12 +72,12 @@ class Run:
     def __exit__(self, *_: object) -> None:
         self._end()
 
-    def page(self, name: str) -> None:
-        """Run every step of a page. Raises Wrong, PageError."""
-        page = self._read(name)
+    def part(self, name: str, number: int) -> None:
+        """Run a part of a page, from 0, in a new shell and a new checkout. Raises Wrong, PageError."""
+        steps = self._read(name).parts[number]
         self._start()
-        _need_ports(self._ports(page.steps, {name}), name)
-        self._steps(page.steps)
+        _need_ports(self._ports(steps, {name}), name)
+        self._steps(steps)
         self._jobs_are_well(f"{name}: at its end")
 
     def _ports(self, steps: Iterable[Step], seen: set[str]) -> set[int]:
@@ -107,8 +107,7 @@ class Run:
                 case StandIn():
                     self._stand_ins.append(step)
                 case StartOver():
-                    self._jobs_are_well(f"{step.page}:{step.line}: before it starts over")
-                    self._start()
+                    raise Wrong(f"{step.page}:{step.line}: what comes first for another section cannot start over")
                 case Block():
                     if step.not_run is None:
                         self._block(step)
@@ -200,6 +199,7 @@ class Run:
         self._end()
         self._checkout.reset()
         self._came.clear()
+        self._stand_ins.clear()
         self._shells += 1
         notes = self._notes / str(self._shells)
         shutil.rmtree(notes, ignore_errors=True)

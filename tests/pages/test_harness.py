@@ -38,7 +38,8 @@ def runs(tmp_path: Path) -> Generator[Runs]:
 
         def runs(text: str) -> None:
             pages["a-page"] = text
-            run.page("a-page")
+            for part in range(len(parse("a-page", text).parts)):
+                run.part("a-page", part)
 
         yield runs
 

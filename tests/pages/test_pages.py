@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.pages.checkout import Checkout
-from tests.pages.page import TOP, Block, Page, PageError, StandIn, read_page
+from tests.pages.page import TOP, Block, Page, PageError, StandIn, is_run, read_page
 from tests.pages.running import Run
 from tests.tidy.tree import Tree
 
@@ -28,16 +28,16 @@ def page_of(name: str) -> Page:
     return read_page(name)
 
 
-def _can_run() -> Iterator[str]:
+def _running() -> Iterator[tuple[str, int]]:
     for name in PAGES:
         try:
-            if page_of(name).runs:
-                yield name
+            parts = page_of(name).parts
         except PageError:  # Another test says so.
             continue
+        yield from ((name, number) for number, steps in enumerate(parts) if any(map(is_run, steps)))
 
 
-RUNNING = list(_can_run())
+RUNNING = list(_running())
 
 
 def not_run() -> list[Block]:
@@ -47,10 +47,12 @@ def not_run() -> list[Block]:
 @pytest.mark.full
 @pytest.mark.alone
 @pytest.mark.xdist_group("alone")
-@pytest.mark.parametrize("name", RUNNING)
-def test_the_commands_and_snippets_of_a_page_run_as_they_stand(name: str, checkout: Checkout, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "part"), RUNNING)
+def test_the_commands_and_snippets_of_a_page_run_as_they_stand(
+    name: str, part: int, checkout: Checkout, tmp_path: Path
+) -> None:
     with Run(checkout, page_of, tmp_path) as run:
-        run.page(name)
+        run.part(name, part)
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -60,7 +62,9 @@ def test_every_block_of_a_page_is_of_a_known_kind(name: str) -> None:
 
 
 def test_the_pages_with_commands_are_found() -> None:
-    assert {"README.md", "CONTRIBUTING.md", "docs/kv.md", "docs/command-line.md", "deploy/runbook.md"} <= set(RUNNING)
+    assert {"README.md", "CONTRIBUTING.md", "docs/kv.md", "docs/command-line.md", "deploy/runbook.md"} <= {
+        name for name, _ in RUNNING
+    }
 
 
 def test_what_is_not_run_says_why_and_is_little() -> None:
