@@ -63,6 +63,20 @@ def runs(tmp_path: Path) -> Generator[Runs]:
         ),
         ("<!-- after: #absent -->\n\n```sh\ntrue\n```\n", r"a-page:1: a-page has no heading #absent"),
     ],
+    ids=[
+        "a program that is not there",
+        "the first of two commands",
+        "the first of a pipe",
+        "a number",
+        "an exit code",
+        "the shell's end",
+        "a job in the background",
+        "an output",
+        "a snippet that raises",
+        "a session's output",
+        "a bad end at Ctrl-C",
+        "a heading that is not there",
+    ],
 )
 def test_a_mistake_in_a_page_is_reported_with_page_and_line(text: str, says: str, runs: Runs) -> None:
     with pytest.raises(Wrong, match=says):
@@ -80,6 +94,7 @@ def test_a_mistake_in_a_page_is_reported_with_page_and_line(text: str, says: str
         ("<!-- not run: it is long -->\n", "a-page:1: this comment is about no block"),
         ("<!-- not run: it is long -->\n\n```text\na\n```\n", "a-page:4: a listing is never run"),
     ],
+    ids=["indented", "no word", "another word", "no reason", "what varies", "about no block", "about a listing"],
 )
 def test_a_block_or_a_comment_of_no_known_kind_is_refused(text: str, says: str) -> None:
     with pytest.raises(PageError, match=says):
