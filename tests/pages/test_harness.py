@@ -188,4 +188,4 @@ def test_nothing_else_may_differ(shown: str, printed: str, varies: set[str]) -> 
 
 
 def test_numbers_and_nodes_may_differ_where_the_page_says_so() -> None:
-    assert not difference("n1 leads epoch 2", "n3 leads epoch 17", {"numbers", "nodes"})
+    assert not difference("n1 leads epoch 2 (asked to)", "n3 leads epoch 17 (heard nobody)", {"numbers", "nodes"})

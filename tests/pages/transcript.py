@@ -2,7 +2,7 @@
 
 White space counts as one space, and a drawn line has any length. `...` in the page stands for anything. Beyond that
 only what no page can know may differ: times, temporary folders, ports above 9999, and hashes; and, if the page says
-so, indices, nodes and their roles, or any number.
+so, indices, nodes, their roles and why they lead, or any number.
 """
 
 import difflib
@@ -21,7 +21,11 @@ ALWAYS = (
 IF_SAID = {
     "indices": ((re.compile(r'(?<="index":)\d+|(?<="index": )\d+|(?<="epoch":)\d+'), "<index>"),),
     "numbers": ((re.compile(rf"\b[0-9a-f]{{14,}}\b|{NUMBER}"), "<number>"),),
-    "nodes": ((re.compile(r"\bn\d\b"), "<node>"), (re.compile(r"\b(?:leader|follower)\b"), "<role>")),
+    "nodes": (
+        (re.compile(r"(?<=\bepoch )(\S+) \([^)]*\)"), r"\1 <reason>"),
+        (re.compile(r"\bn\d\b"), "<node>"),
+        (re.compile(r"\b(?:leader|follower)\b"), "<role>"),
+    ),
 }
 ANYTHING = "..."
 

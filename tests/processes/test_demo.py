@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import textwrap
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,6 @@ from quire.cluster.demo.writers import Acknowledged
 from tests.processes.cluster import QUIRE, environment, run_quire
 
 TIMEOUT_S = 120.0
-README = Path(__file__).resolve().parents[2] / "README.md"
 
 
 def node_pids(directory: Path) -> list[int]:
@@ -70,15 +68,6 @@ def test_check_exits_after_three_equal_answers_and_leaves_no_process(tmp_path: P
     # Four indices on three nodes: genesis, an epoch_start (more, if a busy machine took more), open_session, commands.
     assert len(re.findall(r" 5,00[3-9]\b", ended.stdout)) >= 12, ended.stdout
     assert node_pids(tmp_path) == []
-    [page] = re.findall(r"    \$ make demo\n    Three .*\n((?:    .+\n|\n)+?)    \$ make test", README.read_text())
-    shown = ended.stdout.removesuffix("Stopping the nodes ...\n")
-    assert sentences_of(textwrap.dedent(page)) == sentences_of(shown[shown.index("5,000 instructions") :])
-
-
-def sentences_of(shown: str) -> list[str]:
-    """The sentences of a demo without their figures, and the names of its table's rows."""
-    lines = re.findall(r"^ {0,2}(\S.*)", shown, re.MULTILINE)
-    return [re.sub(r"[-\d.,]*\d", "_", re.split(" {2}| ?$", line)[0]) for line in lines]
 
 
 @pytest.mark.full
@@ -202,23 +191,6 @@ def test_logs_expire_by_their_own_limits_and_a_stale_node_receives_a_snapshot() 
     ):
         assert words in ended.stderr
     assert "Traceback" not in ended.stderr
-
-
-def shape_of(line: str) -> str:
-    """A line without its numbers, node ids, paths, and the reason for leading, which varies."""
-    return re.sub(r"epoch \d+ \([^)]*\)|/\S+|\bn\d\b|[\d.,]*\d", "_", line.strip())
-
-
-@pytest.mark.full
-def test_the_leadership_page_shows_what_the_demo_prints() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "leadership.md").read_text()
-    [block] = re.findall(r"    \$ quire demo kill leader\n((?:    .+\n)+)", page)
-
-    ended = run_quire("demo", "kill", "leader", timeout_s=TIMEOUT_S)
-
-    shown = [shape_of(line) for line in ended.stdout.splitlines()]
-    for line in block.splitlines():
-        assert shape_of(line) in shown, ended.stdout
 
 
 @pytest.mark.full
