@@ -50,7 +50,7 @@ from .routes.records import get_index_bounds, get_record, post_records, post_tru
 from .routes.sessions import delete_session, get_session, get_sessions, post_close, post_sessions
 from .routes.snapshots import get_chunk, get_genesis, get_snapshot
 from .routes.state import get_state, post_query
-from .routes.status import count_answer, get_healthz, get_metrics, get_readyz, get_status
+from .routes.status import count_answer, get_front, get_healthz, get_metrics, get_readyz, get_status
 from .routes.stream import commands_stream
 
 log = structlog.get_logger(__name__)
@@ -94,6 +94,7 @@ ROUTES = (
     Route("GET", "/admin/genesis", get_genesis, Role.ADMIN),
     Route("GET", "/admin/snapshots/{index}", get_snapshot, Role.ADMIN),
     Route("GET", "/admin/snapshots/{index}/{chunk}", get_chunk, Role.ADMIN),
+    Route("GET", "/", get_front, Role.OPEN),
     Route("GET", "/healthz", get_healthz, Role.OPEN),
     Route("GET", "/readyz", get_readyz, Role.OPEN),
     Route("GET", "/metrics", get_metrics, Role.READ),

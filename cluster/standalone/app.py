@@ -22,6 +22,7 @@ from ..http.admission.connections import ConnectionLimit, abort
 from ..http.admission.slow_callers import STALL_TIMEOUT_S, BodyPace
 from ..http.app import errors_as_problems, set_headers_of_all
 from ..http.bodies import JSON, OCTETS, answer, content_type_of, decode_records, read_body
+from ..http.front_page import FrontPage, front_page
 from ..http.request import REQUEST_ID, integer_of, parameters_of, parse_integer
 from ..http.routes.records import BIN_LIMIT_BYTES, BODIES
 from ..rows import KIND_NAMES
@@ -39,6 +40,14 @@ TRUNCATE_BODY_BYTES = 4 * 1024
 QUIRE_HEADERS = "Quire-Headers"
 QUIRE_KIND = "Quire-Kind"
 HEADERS = frozenset(name.lower() for name in (REQUEST_ID, QUIRE_HEADERS))
+ABOUT = "One durable log, without a cluster and without a machine."
+CALLS = {
+    "GET /index_bounds": "the lowest and the highest index of the records",
+    "GET /records/{index}": "one record",
+    "POST /records": "appends records",
+    "POST /rpc/truncate": "removes all records from an index on",
+    "GET /healthz": "200 while the log accepts records",
+}
 
 Result = TypeVar("Result")
 
@@ -61,6 +70,13 @@ def make_app(service: LogService, connections: ConnectionLimit | None = None) ->
     app.cleanup_ctx.append(authorization.context())
     authorization.add_routes(app, ROUTES)
     return app
+
+
+async def get_front(request: web.Request) -> web.Response:
+    """What this server is and which calls it takes: a page, or a document if the caller accepts that."""
+    parameters_of(request)
+    is_open = request.app[SERVICE].credentials.tokens is None
+    return front_page(request, FrontPage("quire, a standalone log", ABOUT, CALLS, is_open))
 
 
 async def get_healthz(request: web.Request) -> web.Response:
@@ -226,5 +242,6 @@ ROUTES = (
     Route("GET", "/records/{index}", get_record, Role.READ),
     Route("POST", "/records", post_records, Role.WRITE),
     Route("POST", "/rpc/truncate", post_truncate, Role.ADMIN),
+    Route("GET", "/", get_front, Role.OPEN),
     Route("GET", "/healthz", get_healthz, Role.OPEN),
 )

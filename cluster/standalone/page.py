@@ -46,6 +46,7 @@ Response headers: `Quire-Kind`, `Quire-Headers` |
 | `GET /index_bounds` | `{"lowest_index": n, "highest_index": m}` of the readable records |
 | `POST /rpc/truncate` | `{"truncate_index": n}` removes all records from n on, even inside a batch, and returns the \
 bounds; n = `highest_index` removes nothing |
+| `GET /` | a page, or by `Accept` JSON, with the server's title and these calls |
 | `GET /healthz` | 200 while the log accepts records, else 503 with the reason |
 
 What the response to a write means: 200, it is as durable as `flush` says; 4xx and 503, nothing was written (408: the

@@ -365,6 +365,7 @@ CALLS = [
     ),
     Call(get("/status")),
     Call(get("/cluster"), "node_id leader leaders snapshots nodes"),
+    Call(get("/")),
     Call(get("/healthz"), "alive"),
     Call(
         get("/readyz"),

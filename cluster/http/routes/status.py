@@ -1,4 +1,4 @@
-"""`/status`, `/healthz`, `/readyz` and `/metrics`: how this node is doing."""
+"""`/`, `/status`, `/healthz`, `/readyz` and `/metrics`: what this node is, and how it is doing."""
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -7,10 +7,33 @@ from ...node.views.fitness import fitness_alarms
 from ...node.views.status import node_status, not_ready_reasons
 from ..api import API
 from ..bodies import answer
+from ..front_page import FrontPage, front_page
 from ..problems import NotReady
 from ..request import parameters_of
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})
+ABOUT = "A node of a replicated state machine: one durable log, and the same state on every node."
+MAIN_CALLS = {
+    "GET /status": "this node: its role, its indices, its lag, its alarms",
+    "GET /cluster": "the status of every member",
+    "GET /members": "the members, and how many voters may fail",
+    "GET /readyz": "200 if this node can serve, otherwise the reasons",
+    "GET /healthz": "200 as long as this process answers and its files are in place",
+    "GET /metrics": "metrics in Prometheus' text format",
+    "GET /state": "the machine's whole state",
+    "POST /query": "the machine's answer to a request",
+    "POST /commands": "executes a batch of commands; the reply has their results",
+    "GET /records": "a range of the log's records",
+    "GET /records/{index}": "one record",
+}
+
+
+async def get_front(request: web.Request) -> web.Response:
+    """What this server is and which calls it takes: a page, or a document if the caller accepts that."""
+    parameters_of(request)
+    node = request.app[API].node
+    is_open = node.credentials.tokens is None
+    return front_page(request, FrontPage(f"quire node {node.config.node}", ABOUT, MAIN_CALLS, is_open))
 
 
 async def get_status(request: web.Request) -> web.Response:

@@ -233,7 +233,7 @@ READS = [
     other("POST", "/query", b"{}"),
     other("POST", "/query", b'{"request": null, "more": 1}'),
     other("POST", "/query", b"[" * 2000, says="`[` 2,000 times"),
-    get("/", 404, "http"),
+    get("/index.html", 404, "http"),
     get("/records/1/2", 404, "http"),
     get("/COMMANDS", 404, "http"),
     get("/commands", 405, "http"),
