@@ -141,7 +141,7 @@ def test_a_lost_cluster_is_restored_and_grown_by_the_runbook_and_its_clients_go_
 def run_one(operator: Operator, line: str, cluster: Cluster) -> None:
     """Run a line of the section; a restore needs no server, and the rest is the operator's."""
     if line.startswith("quire restore"):
-        words = line.replace("/var/lib/quire/n1", str(cluster["n1"].data_dir)).split()[1:]
+        words = line.replace("data/n1", str(cluster["n1"].data_dir)).split()[1:]
         ended = run_quire(*words)
         assert ended.code == 0, (line, ended)
     else:

@@ -1,4 +1,7 @@
-"""The commands of the runbook's sections on members, run in their order on real clusters."""
+"""The runbook's commands on members, in their order on real clusters, with what holds after each.
+
+`tests/pages` runs every command of the page as it stands, and checks that each ends well.
+"""
 
 import re
 import shlex
@@ -12,22 +15,26 @@ from tests.processes.cluster import Cluster, Clusters, Ended, Node, run_quire
 from tests.processes.retriers import FLAGS
 
 RUNBOOK = Path(__file__).parents[2] / "deploy" / "runbook.md"
-ADDRESS = re.compile(r"10\.0\.0\.(\d+):7001")
-MOVED = "10.0.0.12:7001"
+SHELL = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ADDRESS = re.compile(r"127\.0\.0\.1:700(\d)")
+MOVED = "127.0.0.1:7012"
 """Where n2 moves to."""
+SECRET = " --peer-secret-file data/peer-secret"
+"""The clusters of these tests have none."""
 
 
 def commands_of(section: str) -> list[str]:
-    """The commands of a section, without the comments behind them."""
+    """The commands of quire in a section, without what the shell does with them, and without comments."""
     text = re.split(rf"^##+ {re.escape(section)}$", RUNBOOK.read_text(), maxsplit=1, flags=re.MULTILINE)[1]
     text = re.split(r"^##+ ", text, maxsplit=1, flags=re.MULTILINE)[0]
-    found = re.findall(r"^    (quire .*)$", text, re.MULTILINE)
+    shell = "\n".join(SHELL.findall(text)).replace("\\\n   ", "")
+    found = re.findall(r"^(quire .*)$", shell, re.MULTILINE)
     assert found, section
-    return [command.partition("  #")[0].strip() for command in found]
+    return [re.split(r" >| &|  #", command)[0].strip() for command in found]
 
 
 class Operator:
-    """Runs the commands on a cluster: its nodes stand for n1, n2 and so on, at 10.0.0.1, 10.0.0.2 and so on."""
+    """Runs the commands on a cluster: its nodes stand for n1, n2 and so on, at the ports 7001, 7002 and so on."""
 
     def __init__(self, cluster: Cluster, moved: Node | None = None) -> None:
         self._cluster = cluster
@@ -53,8 +60,8 @@ class Operator:
         """The command with the addresses and folders of this cluster."""
         if self._moved is not None:
             command = command.replace(MOVED, self._moved.address)
-        command = ADDRESS.sub(lambda found: self._cluster[f"n{found[1]}"].address, command)
-        return re.sub(r"/var/lib/quire/(n\d)", lambda found: str(self._cluster[found[1]].data_dir), command)
+        command = ADDRESS.sub(lambda found: self._cluster[f"n{found[1]}"].address, command.replace(SECRET, ""))
+        return re.sub(r"data/(n\d)", lambda found: str(self._cluster[found[1]].data_dir), command)
 
     def _start(self, arguments: list[str]) -> None:
         given = dict(zip(arguments[::2], arguments[1::2], strict=True))
@@ -90,8 +97,9 @@ def test_a_cluster_grows_is_moved_and_shrinks_by_the_runbook(clusters: Clusters)
     cluster.wait_until_ready(cluster["n1"])
     operator.run("Add nodes")
     operator.votes("n1", "n2", "n3")
-    operator.run("Replace a machine", but="members")
-    operator.run_one("quire members add n4=10.0.0.4:7001")
+    add, start, *_ = commands_of("Replace a machine")
+    operator.run_one(add)
+    operator.run_one(start)
     operator.votes("n1", "n2", "n3", "n4")
     operator.run_one("quire members remove n1")
     operator.left("n1")
@@ -116,9 +124,10 @@ def test_a_lost_disk_a_lost_majority_and_maintenance_by_the_runbook(clusters: Cl
     shutil.rmtree(third.data_dir)
     third.start()
     cluster.wait_until_ready(third)
-    operator.run("A lost disk")
+    operator.run("Replace a disk")
     operator.votes("n1", "n2", "n3")
-    operator.run("Maintenance", but="roll")
+    operator.run("Rolling restart", but="roll")
+    operator.run_one("quire undrain n2")
 
     cluster.elected().apply(["incr", "counter"])
     cluster.wait_for_equal()

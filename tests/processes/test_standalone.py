@@ -181,7 +181,12 @@ def test_records_of_a_removed_directory_can_be_saved_while_the_process_stays(tmp
         assert (status, f"not stop process {server.process.pid}" in health["reason"]) == (503, True)
         assert server.process.poll() is None
         saved = tmp_path / "saved"
-        script = commands.replace("PID=...", f"PID={server.process.pid}").replace("SAVED=...", f"SAVED={saved}")
+        script = (
+            commands.removeprefix("```sh\n")
+            .removesuffix("\n```")
+            .replace("PID=...", f"PID={server.process.pid}")
+            .replace("SAVED=...", f"SAVED={saved}")
+        )
         subprocess.run(["bash", "-euc", script], check=True)
         assert server.end(signal.SIGTERM) == 1
     with serving(saved) as server:
