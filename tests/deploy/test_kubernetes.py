@@ -109,8 +109,8 @@ def test_pods_start_side_by_side_and_are_reached_before_they_are_ready() -> None
 def test_the_page_s_commands_make_the_files_that_the_script_names_and_keep_the_ca_s_key_out(tmp_path: Path) -> None:
     page = (DEPLOY / "kubernetes" / "README.md").read_text()
     [start] = re.findall(r"^## Start\n(.*?)^## ", page, re.MULTILINE | re.DOTALL)
-    commands = re.findall(r"^    (.*)$", start, re.MULTILINE)
-    offline = "\n".join(["set -e", *(command for command in commands if not command.startswith("kubectl"))])
+    [commands] = re.findall(r"^```sh\n(.*?)^```$", start, re.MULTILINE | re.DOTALL)
+    offline = "\n".join(["set -e", *(line for line in commands.splitlines() if not line.startswith("kubectl"))])
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
     subprocess.run(["sh", "-c", offline], cwd=tmp_path, env={**os.environ, "PATH": path}, check=True, timeout=60)

@@ -8,25 +8,33 @@ import pytest
 
 TOP = Path(__file__).parents[2]
 TIMEOUT_S = 30
-PAGES = {"README.md": {"data", "data/peer-secret", "data/n1", "d1", "d2", "d3", "archive", "report"}}
+PAGES = {"README.md": {"data", "data/peer-secret"}, "deploy/runbook.md": {"data", "data/peer-secret", "data/n1"}}
 """Each page, and what its commands make at least."""
+INTO_DATA = "&& cd data"
+"""From here on, the commands of a block and of the blocks below it run in `data`."""
 
 MAKERS = re.compile(
     r"--data-dir[ =](\S+)|mkdir (?:-p )?([^\s;-]+)|secret new ([^\s;]+)|--file (\S+)|certs init (\S+)"
     r"|spark archive (\S+)|spark report (\S+)| >>? ?([A-Za-z.$][\w./${}-]*)"
 )
+COMMANDS = re.compile(r"^```sh\n(.*?)^ *```$|^( {4,}[^\n]*)$", re.MULTILINE | re.DOTALL)
 
 
 def made_by(page: str) -> set[str]:
     """The relative paths that the page's commands make, if each variable is 1."""
-    commands = re.findall(r"^ {4,}\S.*$", (TOP / page).read_text(), re.MULTILINE)
-    named = [path for command in commands for path in _named(command.partition(" #")[0])]
-    return {path for path in named if not path.startswith(("/", "s3:", "<", "$"))}
+    found: set[str] = set()
+    for section in re.split(r"^## ", (TOP / page).read_text(), flags=re.MULTILINE):
+        here, _, inside = "\n".join(fenced or indented for fenced, indented in COMMANDS.findall(section)).partition(
+            INTO_DATA
+        )
+        found |= {*_named(here), *(f"data/{path}" for path in _named(inside))}
+    return {path for path in found if not path.removeprefix("data/").startswith(("/", "s3:", "<", "$"))}
 
 
-def _named(command: str) -> list[str]:
-    found = [next(filter(None, match)) for match in MAKERS.findall(command)]
-    return [re.sub(r"\$\{?\w+\}?", "1", path.strip("\"'")) if not path.startswith("$") else path for path in found]
+def _named(commands: str) -> list[str]:
+    found = MAKERS.findall(re.sub(r" #.*", "", commands))
+    named = [next(filter(None, match)).strip("\"'") for match in found]
+    return [path if path.startswith("$") else re.sub(r"\$\{?\w+\}?", "1", path) for path in named]
 
 
 @pytest.mark.parametrize("page", PAGES)
