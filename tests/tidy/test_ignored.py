@@ -10,8 +10,8 @@ TOP = Path(__file__).parents[2]
 TIMEOUT_S = 30
 PAGES = {"README.md": {"data", "data/peer-secret"}, "deploy/runbook.md": {"data", "data/peer-secret", "data/n1"}}
 """Each page, and what its commands make at least."""
-INTO_DATA = "&& cd data"
-"""From here on, the commands of a block and of the blocks below it run in `data`."""
+OUTSIDE = ("/", "~", "$", "<", "s3:")
+"""How a path begins that is not in the checkout, or that nobody can know."""
 
 MAKERS = re.compile(
     r"--data-dir[ =](\S+)|mkdir (?:-p )?([^\s;-]+)|secret new ([^\s;]+)|--file (\S+)|certs init (\S+)"
@@ -21,20 +21,24 @@ COMMANDS = re.compile(r"^```sh\n(.*?)^ *```$|^( {4,}[^\n]*)$", re.MULTILINE | re
 
 
 def made_by(page: str) -> set[str]:
-    """The relative paths that the page's commands make, if each variable is 1."""
+    """The paths in the checkout that the page's commands make, if each variable is 1.
+
+    Each section begins at the top of the checkout, and `cd` counts until the section ends.
+    """
     found: set[str] = set()
     for section in re.split(r"^## ", (TOP / page).read_text(), flags=re.MULTILINE):
-        here, _, inside = "\n".join(fenced or indented for fenced, indented in COMMANDS.findall(section)).partition(
-            INTO_DATA
-        )
-        found |= {*_named(here), *(f"data/{path}" for path in _named(inside))}
-    return {path for path in found if not path.removeprefix("data/").startswith(("/", "s3:", "<", "$"))}
+        commands = "\n".join(fenced or indented for fenced, indented in COMMANDS.findall(section))
+        first, *inside = re.split(r"\bcd (?=[~\w/])", re.sub(r" #.*", "", commands))
+        found |= set(_named(first))
+        for part in inside:
+            folder, _, rest = part.partition("\n")
+            found |= {f"{folder.split()[0].rstrip(';')}/{path}" for path in _named(rest)}
+    return {path for path in found if not path.startswith(OUTSIDE)}
 
 
 def _named(commands: str) -> list[str]:
-    found = MAKERS.findall(re.sub(r" #.*", "", commands))
-    named = [next(filter(None, match)).strip("\"'") for match in found]
-    return [path if path.startswith("$") else re.sub(r"\$\{?\w+\}?", "1", path) for path in named]
+    named = [next(filter(None, match)).strip("\"'") for match in MAKERS.findall(commands)]
+    return [re.sub(r"\$\{?\w+\}?", "1", path) for path in named if not path.startswith(OUTSIDE)]
 
 
 @pytest.mark.parametrize("page", PAGES)
