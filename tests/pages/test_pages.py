@@ -38,24 +38,16 @@ def _running() -> Iterator[tuple[str, int]]:
 
 
 RUNNING = list(_running())
-FIRST = ("README.md", 0)
-"""What a newcomer runs first is a test that comes before a push, in half a minute."""
 
 
 def not_run() -> list[Block]:
     return [block for name in PAGES for block in page_of(name).blocks if block.not_run is not None]
 
 
+@pytest.mark.full
 @pytest.mark.alone
 @pytest.mark.xdist_group("alone")
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        pytest.param(*each, marks=() if each == FIRST else pytest.mark.full, id=f"{each[0]}-{each[1]}")
-        for each in RUNNING
-    ],
-)
+@pytest.mark.parametrize(("name", "part"), RUNNING)
 def test_the_commands_and_snippets_of_a_page_run_as_they_stand(
     name: str, part: int, checkout: Checkout, tmp_path: Path
 ) -> None:
