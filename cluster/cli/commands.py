@@ -18,7 +18,7 @@ from .output import Exit, complain, ending, say
 ABOUT = "A replicated state machine: one durable log, and the same state on every node."
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where a command is, as `module:application`, and its line in the list of commands."""
 
     at: str
@@ -28,57 +28,61 @@ class Place(NamedTuple):
 CALLS, OPERATING = "quire.cluster.cli.calls", "quire.cluster.cli.operating"
 
 COMMANDS = {
-    "serve": Place("quire.cluster.cli.commands:serve_app", "Run one node of a cluster, or a standalone log."),
-    "apply": Place(f"{CALLS}.writing:app", "Apply one command and print its result."),
-    "append": Place(
+    "serve": Location("quire.cluster.cli.commands:serve_app", "Run one node of a cluster, or a standalone log."),
+    "apply": Location(f"{CALLS}.writing:app", "Apply one command and print its result."),
+    "append": Location(
         f"{CALLS}.writing:app", "Append one record, a JSON value or raw bytes, and print its index and its result."
     ),
-    "load": Place(f"{CALLS}.writing:app", "Apply a file of commands in order, each exactly once."),
-    "read": Place(
+    "load": Location(f"{CALLS}.writing:app", "Apply a file of commands in order, each exactly once."),
+    "read": Location(
         f"{CALLS}.reading:app", "Print one record, or a range with indices; without arguments, the newest records."
     ),
-    "tail": Place(f"{CALLS}.reading:app", "Print new records as lines of JSON, until Ctrl-C."),
-    "state": Place(f"{CALLS}.reading:app", "Print the machine's state, applied index and digest."),
-    "query": Place(
+    "tail": Location(f"{CALLS}.reading:app", "Print new records as lines of JSON, until Ctrl-C."),
+    "state": Location(f"{CALLS}.reading:app", "Print the machine's state, applied index and digest."),
+    "query": Location(
         f"{CALLS}.reading:app", "Print the machine's answer to a request; without one, which is null, its whole state."
     ),
-    "get": Place(f"{CALLS}.kv:app", "Print the value of a key of the kv machine."),
-    "put": Place(f"{CALLS}.kv:app", "Set a key of the kv machine."),
-    "scan": Place(f"{CALLS}.kv:app", "Print the keys of the kv machine that start with a prefix, and their values."),
-    "status": Place(f"{CALLS}.reading:app", "Show every node: role, indices, lag and digest."),
-    "transfer": Place(f"{OPERATING}.admin:admin_app", "Move leadership to another node."),
-    "snapshot": Place(f"{OPERATING}.admin:admin_app", "Take a snapshot on every node."),
-    "expire": Place(f"{OPERATING}.admin:admin_app", "Delete expired log segments on every node now."),
-    "members": Place(f"{OPERATING}.members:members_app", "Show the members; add, remove, promote, demote or move one."),
-    "drain": Place(
+    "get": Location(f"{CALLS}.kv:app", "Print the value of a key of the kv machine."),
+    "put": Location(f"{CALLS}.kv:app", "Set a key of the kv machine."),
+    "scan": Location(f"{CALLS}.kv:app", "Print the keys of the kv machine that start with a prefix, and their values."),
+    "status": Location(f"{CALLS}.reading:app", "Show every node: role, indices, lag and digest."),
+    "transfer": Location(f"{OPERATING}.admin:admin_app", "Move leadership to another node."),
+    "snapshot": Location(f"{OPERATING}.admin:admin_app", "Take a snapshot on every node."),
+    "expire": Location(f"{OPERATING}.admin:admin_app", "Delete expired log segments on every node now."),
+    "members": Location(
+        f"{OPERATING}.members:members_app", "Show the members; add, remove, promote, demote or move one."
+    ),
+    "drain": Location(
         f"{OPERATING}.members:drain_app", "Have a node hand over, and wait until the cluster can do without it."
     ),
-    "undrain": Place(f"{OPERATING}.members:drain_app", "Let a drained node lead again."),
-    "roll": Place(f"{OPERATING}.roll:roll_app", "Restart each member in turn: observers first, the leader last."),
-    "recover": Place(
+    "undrain": Location(f"{OPERATING}.members:drain_app", "Let a drained node lead again."),
+    "roll": Location(f"{OPERATING}.roll:roll_app", "Restart each member in turn: observers first, the leader last."),
+    "recover": Location(
         f"{OPERATING}.recover:recover_app", "Make the only survivor of a lost majority a cluster of one voter."
     ),
-    "session": Place(f"{OPERATING}.admin:session_app", "Open, show and close sessions."),
-    "admin": Place(f"{OPERATING}.admin:code_app", "Accept changed code of the machine."),
-    "backup": Place(
+    "session": Location(f"{OPERATING}.admin:session_app", "Open, show and close sessions."),
+    "admin": Location(f"{OPERATING}.admin:code_app", "Accept changed code of the machine."),
+    "backup": Location(
         "quire.cluster.cli.backup:app",
         "Back a cluster up to a folder or an object store, with `quire backup DESTINATION`; or verify what is there.",
     ),
-    "restore": Place(
+    "restore": Location(
         f"{OPERATING}.restore:restore_app", "Make a cluster of one node from a backup, in a history of its own."
     ),
-    "log": Place("quire.cluster.cli.log_files:app", "Inspect or repair the files of a log."),
-    "spark": Place("quire.pipeline.cli:app", "Run jobs over a whole log on Spark: archive, scrub, replay, report."),
-    "secret": Place("quire.cluster.cli.credentials:secret_app", "The secret by which nodes authenticate each other."),
-    "token": Place("quire.cluster.cli.credentials:token_app", "The tokens by which clients are known."),
-    "certs": Place("quire.cluster.cli.certs:certs_app", "The certificates of a cluster's nodes, and their CA."),
-    "demo": Place("quire.cluster.cli.demo:demo_app", "Run three nodes and compare their answers."),
+    "log": Location("quire.cluster.cli.log_files:app", "Inspect or repair the files of a log."),
+    "spark": Location("quire.pipeline.cli:app", "Run jobs over a whole log on Spark: archive, scrub, replay, report."),
+    "secret": Location(
+        "quire.cluster.cli.credentials:secret_app", "The secret by which nodes authenticate each other."
+    ),
+    "token": Location("quire.cluster.cli.credentials:token_app", "The tokens by which clients are known."),
+    "certs": Location("quire.cluster.cli.certs:certs_app", "The certificates of a cluster's nodes, and their CA."),
+    "demo": Location("quire.cluster.cli.demo:demo_app", "Run three nodes and compare their answers."),
 }
 
 
-def group_of(place: Place) -> typer.Typer:
+def group_of(location: Location) -> typer.Typer:
     """The application that holds a command, imported."""
-    module, _, attribute = place.at.partition(":")
+    module, _, attribute = location.at.partition(":")
     found: typer.Typer = getattr(import_module(module), attribute)
     return found
 
@@ -102,7 +106,7 @@ class Commands(Group):
     def format_commands(self, ctx: typer.Context, formatter) -> None:  # type: ignore[no-untyped-def, override]
         """The list of commands, without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, place.about) for name, place in COMMANDS.items()])
+            formatter.write_dl([(name, location.about) for name, location in COMMANDS.items()])
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         """Run the command; what ends it otherwise is a sentence and an exit code."""

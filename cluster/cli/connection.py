@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from functools import update_wrapper
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
@@ -42,7 +43,19 @@ Ca = Annotated[
         "--ca", envvar="QUIRE_CA", metavar="FILE", help="The cluster's ca.crt. Connect with TLS, only to its nodes."
     ),
 ]
-Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Deadline of each call.")]
+
+
+def seconds(value: float) -> float:
+    """A number of seconds, if it is finite; otherwise a usage error."""
+    if not isfinite(value):
+        raise typer.BadParameter(f"{value} is no number of seconds")
+    return value
+
+
+Timeout = Annotated[
+    float,
+    typer.Option("--timeout", metavar="SECONDS", min=0.1, callback=seconds, help="Deadline of each call."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON: one value, or one per line.")]
 DEFAULT_TIMEOUT_S = 30.0
 

@@ -14,7 +14,7 @@ import typer
 from ..terminal import escaped
 from .connection import Json
 from .group import Group
-from .output import Exit, complain, say, to_json
+from .output import Exit, complain, interruptible, say, to_json
 from .progress import shown_bytes
 
 if TYPE_CHECKING:
@@ -164,7 +164,8 @@ def _closed_log(data_dir: Path) -> "Generator[Directory]":
         directory = FileDirectory(data_dir)
         directory.lock()
         try:
-            yield directory
+            with interruptible():
+                yield directory
         finally:
             directory.unlock()
     except LogLocked:

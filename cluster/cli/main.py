@@ -3,13 +3,10 @@
 import gc
 import signal
 import sys
+from importlib import import_module
+from typing import NoReturn
 
-signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the process at once while the modules are imported.
-
-from importlib import import_module  # noqa: E402
-from typing import NoReturn  # noqa: E402
-
-import quire  # noqa: E402
+import quire
 
 COLLECT_AFTER = 50_000
 """Objects made before garbage is collected. Imports make many and no garbage, and Python's 700 cost 5%."""
@@ -17,10 +14,13 @@ COLLECT_AFTER = 50_000
 
 def main() -> NoReturn:
     """Run the command that the process's arguments name, and exit with its code."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the process at once while modules are imported.
     arguments = sys.argv[1:]
     if arguments[:1] == ["serve"]:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # A reload during the start ends no node.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         _import_structlog_without_rich()
         from ..serve.node_service import serve
 

@@ -5,6 +5,7 @@
 2    the command line, the environment or the configuration is invalid
 3    the cluster is unavailable; nothing was written
 4    the outcome is unknown
+5    `quire serve`: this node was removed from its cluster
 6    the command was carried out, as far as it got, but its output could not be written
 130  interrupted by Ctrl-C; except `tail` and `status --watch`, which run until Ctrl-C and exit with 0
 """
@@ -150,10 +151,12 @@ class Complaints(EscapingStream):
 @contextmanager
 def interruptible() -> Generator[None]:
     """Have Ctrl-C raise KeyboardInterrupt in the block; elsewhere it ends the process at once, as while it imports."""
-    if threading.current_thread() is not threading.main_thread():  # Only that one gets signals.
+    before = signal.getsignal(signal.SIGINT)
+    # Only the main thread gets signals, and a command that was started with Ctrl-C ignored, as by `&`, ignores it.
+    if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
@@ -180,18 +183,24 @@ def lost(error: OutputLost) -> Exit:
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if not error.closed:
-        complain(f"{error}; what the command does, it did as far as it got")
+        complain(f"{error}; the command was carried out as far as it got")
     return Exit.OUTPUT_LOST
 
 
 def prepare_streams() -> None:
     """Let no text end the process: stderr is escaped, and what an encoding lacks is written as its escape."""
     codecs.register_error(ESCAPED, _escape)
+    sys.stdout = sys.stdout or _nowhere()  # None, if the process was started without it.
+    sys.stderr = sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=ESCAPED)
     sys.stdout = Output(sys.stdout)
     sys.stderr = Complaints(sys.stderr)  # For what typer, or Python itself, says of arguments and of errors.
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")
 
 
 def _escape(error: UnicodeError) -> tuple[str, int]:

@@ -17,7 +17,7 @@ from .connection import ClusterOptions, fail_usage
 from .nodes.asking import Denied, NoAnswer, NodeCaller, NotReached, Silent
 from .nodes.problems import problem_lines, problems_of, problems_of_log, shown_problems
 from .nodes.rows import LogRow, Survey, TwoClusters, survey
-from .output import Exit, complain, say, to_json
+from .output import Exit, complain, interruptible, say, to_json
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -40,7 +40,8 @@ def show_status(cluster: ClusterOptions, *, as_json: bool, timeout_s: float, sta
                 await asyncio.sleep(LOOK_S)
 
     try:
-        found = asyncio.run(ask())
+        with interruptible():
+            found = asyncio.run(ask())
     except TwoClusters as error:
         fail_usage(f"--server or QUIRE_SERVER: {error}")
     except KeyboardInterrupt:

@@ -46,7 +46,7 @@ class Code:
 class Membership:
     """Changes of the members, and draining one. Each is safe to repeat; each returns or raises within `timeout_s`.
 
-    A change returns the indices of the membership records that it wrote: none if the members already are as wanted.
+    A change returns the indices of the members records that it wrote: none if the members already are as wanted.
     Each raises as follows.
 
     Raises:
@@ -178,7 +178,7 @@ class Admin:
         return document_of(await self._connection.get("/members"), Members)
 
     async def promote(self, node_id: str) -> list[int]:
-        """Make a node a voter, with the disk it has now; return the indices of the membership records this wrote.
+        """Make a node a voter, with the disk it has now; return the indices of the members records this wrote.
 
         The list is empty if the node already was a voter. The call waits until the node has caught up and the leader
         serves. It is safe to repeat: it continues with the step that is missing.
@@ -314,7 +314,7 @@ class BlockingAdmin:
         return self._run(self._admin.members())
 
     def promote(self, node_id: str) -> list[int]:
-        """Make a node a voter, with the disk it has now; return the indices of the membership records this wrote."""
+        """Make a node a voter, with the disk it has now; return the indices of the members records this wrote."""
         return self._run(self._admin.promote(node_id))
 
     def take_snapshot(self, server: str) -> SnapshotTaken:

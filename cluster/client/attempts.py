@@ -23,6 +23,7 @@ import aiohttp
 from .errors import ClientError
 
 NOBODY_THERE = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
+NO_SUCH_NAME = frozenset({socket.EAI_NONAME, socket.EAI_NODATA})  # Not EAI_AGAIN: a name server may answer later.
 BACKOFF_FIRST_S = 0.02  # And as much again at random.
 BACKOFF_LONGEST_S = 1.0
 MOST_DOUBLINGS = 16
@@ -137,7 +138,7 @@ def cause_of(error: Exception, connect_s: float) -> Cause:
     if isinstance(error, aiohttp.ConnectionTimeoutError | TimeoutError):
         return Cause(f"does not answer within {connect_s:g} s", f"do not answer within {connect_s:g} s")
     inner = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    if isinstance(inner, socket.gaierror):
+    if isinstance(inner, socket.gaierror) and inner.errno in NO_SUCH_NAME:
         return UNKNOWN_NAME
     if isinstance(inner, OSError) and inner.errno in NOBODY_THERE:
         return REFUSES if inner.errno == errno.ECONNREFUSED else UNREACHABLE

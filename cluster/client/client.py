@@ -331,10 +331,11 @@ def connect(
         ca: the file with the certificate of the cluster's CA. With it, the client speaks TLS, and sends nothing to a
             server that does not prove the cluster's name.
         cluster: the cluster's name, if it is not the one in the CA's subject.
-        refused_grace_s: how long a call of a client that no server has served yet waits for nodes that are just being
-            started, in seconds. After it, the call fails if every server refuses the connection or has an unknown host
-            name, or if so many voters do that the others are no majority; the error names each server. Once the client
-            was served, its calls wait until `timeout_s`: its cluster restarts, or elects another leader.
+        refused_grace_s: how long a client that no server has served yet waits for nodes that are just being started, in
+            seconds from the call; for commands, from the first of them. Then the call fails if every server refuses
+            the connection or has an unknown host name, or if so many voters do that the others are no majority; the
+            error names each server. Once the client was served, its calls wait until `timeout_s`: its cluster restarts,
+            or elects another leader.
 
     The client follows the files: after a change, new requests use the new token, and new connections the new CA. A file
     that is missing or half written by then leaves the old content in use.

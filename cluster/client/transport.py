@@ -362,10 +362,10 @@ class Transport:
             self._forget(server)
             raise _unreachable(server, error, shown, min(total, connect)) from None
         except TimeoutError:
-            self._forget(server)
+            self._lost(server, attempt)
             raise attempt.unanswered(server, f"did not answer within {total:.3g} s") from None
         except (aiohttp.ClientError, OSError) as error:
-            self._forget(server)
+            self._lost(server, attempt)
             raise attempt.unanswered(server, f"broke the connection ({reason_of(error)})") from None
         self._answered = True
         self._served |= answer.status not in NOT_NOW and attempt.path not in OF_ONE_NODE
@@ -376,6 +376,11 @@ class Transport:
 
     def _learn_leader(self, header: str | None) -> None:
         self._leader = header.partition("=")[2] or None if header else None
+
+    def _lost(self, server: str, attempt: "_Attempt") -> None:
+        """A request was sent and not answered. It may have done something, so somebody is there."""
+        self._forget(server)
+        self._served |= attempt.method != "GET"
 
     def _forget(self, server: str) -> None:
         if server == self._leader:

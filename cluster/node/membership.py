@@ -64,7 +64,7 @@ class Changes:
         self._waiting: dict[int, asyncio.Future[changing.Outcome]] = {}
 
     async def promote(self, node_id: str) -> list[int]:
-        """Make a member a voter with its current disk; return the indices of the membership records.
+        """Make a member a voter with its current disk; return the indices of the members records.
 
         A node that is a voter with an older disk loses that disk's vote first; if the request is interrupted between
         the two records, repeat it. Empty: the node is already a voter.

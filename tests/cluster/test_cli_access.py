@@ -66,7 +66,7 @@ def parameters_of(group: typer.Typer) -> Iterator[set[str]]:
 
 
 def test_every_command_that_names_servers_takes_a_token_and_a_ca() -> None:
-    groups = {place.at: group_of(place) for place in COMMANDS.values()}
+    groups = {location.at: group_of(location) for location in COMMANDS.values()}
     connecting = [names for group in groups.values() for names in parameters_of(group) if "server" in names]
 
     assert len(connecting) >= FEWEST

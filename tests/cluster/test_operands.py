@@ -51,6 +51,14 @@ def test_any_other_word_stays_text(word: str) -> None:
     assert number_of(word) == word
 
 
+@pytest.mark.parametrize("seconds", ["nan", "inf"])
+def test_a_time_that_is_not_finite_is_a_usage_error(seconds: str) -> None:
+    for line in (f"get a --timeout {seconds}", f"status --wait {seconds}", f"status --watch --interval {seconds}"):
+        ended = CliRunner().invoke(app, [*line.split(), "--server", "127.0.0.1:1"])
+        assert ended.exit_code == 2
+        assert "is no number of seconds" in ended.stderr
+
+
 @pytest.mark.parametrize(("first", "rest"), [("[1", []), ("take", ["nails"]), ("take", ["1", "01"]), ('["a"]', ["x"])])
 def test_an_operand_that_is_not_json_is_a_usage_error(
     first: str, rest: list[str], capsys: pytest.CaptureFixture[str]

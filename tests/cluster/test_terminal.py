@@ -125,7 +125,7 @@ async def test_every_command_escapes_what_the_log_holds(tmp_path: Path) -> None:
         await quire("session", "close", "--name", HOSTILE)
 
         await quire("apply", HOSTILE, code=1)
-        await quire("apply", "put", "a", "\udc9b", code=1)
+        await quire("apply", "put", "a", "\udc9b", lines=4, code=2)
         await quire("append", f'["put", "{HOSTILE}"]', code=2)
         await quire("members", "promote", HOSTILE, code=1)
         await quire("load", f"{tmp_path}/{HOSTILE[1:8]}", code=2)

@@ -2,11 +2,13 @@
 
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -145,3 +147,77 @@ def test_an_interrupt_of_a_call_is_a_sentence_that_names_the_doubt(command: str,
     assert said.startswith("quire: interrupted")
     assert ("unknown" in said) == doubt
     assert said.count("\n") == 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("command", ["status --timeout 60", "snapshot", "expire --dry-run"])
+def test_an_interrupt_while_a_node_does_not_answer_is_a_sentence(cluster: Cluster, command: str) -> None:
+    frozen = cluster.followers[0]
+    frozen.pause()
+    try:
+        process = subprocess.Popen(
+            [*QUIRE, *command.split(), "--server", cluster.leader.address],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+        cluster.wait_until("it waits for the node", lambda: _is_connected(process.pid, frozen.address))
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=DEADLINE_S)
+    finally:
+        frozen.resume()
+
+    assert process.returncode == Exit.INTERRUPTED
+    assert said.startswith("quire: interrupted")
+
+
+def _is_connected(pid: int, address: str) -> bool:
+    port = f":{int(address.rpartition(':')[2]):04X}"
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    sockets = {f"socket:[{row[9]}]" for row in rows if row[2].endswith(port)}
+    with suppress(FileNotFoundError):  # A descriptor that was just closed.
+        return any(os.readlink(each) in sockets for each in Path(f"/proc/{pid}/fd").iterdir())
+    return False
+
+
+@pytest.mark.full
+def test_an_interrupt_that_a_command_was_started_to_ignore_is_ignored(cluster: Cluster) -> None:
+    from_index = cluster.leader.apply(["put", "first", 1])["index"]
+    tailing = f"{shlex.join(QUIRE)} tail --from {from_index} --count 40 --server {cluster.servers}"
+    with subprocess.Popen(
+        ["bash", "-c", f"trap '' INT; exec {tailing}"], stdout=subprocess.PIPE, text=True, env=environment()
+    ) as tail:
+        assert tail.stdout is not None
+        tail.stdout.readline()
+        tail.send_signal(signal.SIGINT)
+        cluster.leader.apply(*(["put", f"key {number}", number] for number in range(40)))
+
+        assert tail.wait(DEADLINE_S) == Exit.DONE
+        assert len(tail.stdout.readlines()) == 39
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("closed", "code"), [(">&-", Exit.DONE), ("2>&-", Exit.DONE), ("<&-", Exit.DONE)])
+def test_a_command_that_was_started_without_a_stream_does_its_work(cluster: Cluster, closed: str, code: int) -> None:
+    line = f"{shlex.join(QUIRE)} put closed {shlex.quote(closed)} --server {cluster.servers} {closed}"
+
+    run = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, env=environment(), timeout=DEADLINE_S, check=False
+    )
+
+    assert (run.returncode, run.stderr) == (code, "")
+    assert run_quire("get", "closed", "--server", cluster.servers).stdout == f"{closed}\n"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "arguments", ["put a --josn", "scan --jsn", "scan --cont=5", "apply incr n --tmeout 3", "get --x 1"]
+)
+def test_an_option_that_a_command_does_not_have_is_not_taken_as_data(cluster: Cluster, arguments: str) -> None:
+    ended = run_quire(*arguments.split(), "--server", cluster.servers)
+
+    assert (ended.code, ended.stdout) == (Exit.USAGE, "")
+    assert "No such option" in ended.stderr
+    assert run_quire("put", "a", "--server", cluster.servers, "--", "--josn").code == Exit.DONE
+    assert run_quire("put", "a", "-5", "--server", cluster.servers).code == Exit.DONE
+    assert run_quire("get", "a", "--server", cluster.servers).stdout == "-5\n"

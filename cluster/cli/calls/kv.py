@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict, cast
 import typer
 
 from ..connection import DEFAULT_TIMEOUT_S, ClusterOptions, Json, Timeout, ask, connecting
+from ..group import Words
 from ..output import Exit, complain, printable, say, to_json
 from .operands import json_value_of
 from .writing import say_result
@@ -23,7 +24,7 @@ class _Page(TypedDict):
     next: str | None
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@app.command(cls=Words, context_settings={"ignore_unknown_options": True})
 @connecting
 def get(
     cluster: ClusterOptions,
@@ -39,13 +40,13 @@ def get(
     say(to_json(value) if as_json else printable(value))
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@app.command(cls=Words, context_settings={"ignore_unknown_options": True})
 @connecting
 def put(
     cluster: ClusterOptions,
     key: Annotated[str, typer.Argument(metavar="KEY", help="The key.")],
     value: Annotated[str, typer.Argument(metavar="VALUE", help="Text, or JSON with --json.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Read the value as JSON, and print the result so.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The value is JSON, and so is what is printed.")] = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Set a key of the kv machine. Prints true if it is new, false if it had a value."""
@@ -53,7 +54,7 @@ def put(
     say_result(ask(cluster, timeout, lambda client: client.apply(command), writes=True), as_json=as_json)
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@app.command(cls=Words, context_settings={"ignore_unknown_options": True})
 @connecting
 def scan(
     cluster: ClusterOptions,
@@ -65,7 +66,7 @@ def scan(
 ) -> None:
     """Print the keys of the kv machine that start with a prefix, and their values.
 
-    They come in the order of the keys' bytes. If there are more, stderr says how to go on.
+    They come in the order of the keys' bytes. If there are more, stderr says how to continue.
     """
 
     async def print_pages(client: "Client") -> str | None:

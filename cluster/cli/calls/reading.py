@@ -17,6 +17,7 @@ from ..connection import (
     connecting,
     fail_usage,
     run_until_stopped,
+    seconds,
 )
 from ..output import Exit, complain, printable, say, say_all, to_json, write
 from .operands import json_value_of
@@ -92,6 +93,8 @@ async def _print_range(client: "Client", from_index: int | None, to_index: int |
         kept = deque([record async for record in records], NEWEST)
         first = kept[0].index if len(kept) == NEWEST else first
         records = _each(kept)
+    if first > highest or (to_index or 0) > highest:
+        complain(f"the log has [{lowest}, {highest}) so far")
     printed = 0
     async for record in records:
         printed += 1
@@ -193,10 +196,12 @@ def status(
     cluster: ClusterOptions,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
     interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Time between refreshes, with --watch.")
+        float,
+        typer.Option("--interval", metavar="SECONDS", min=0.1, callback=seconds, help="Between refreshes."),
     ] = 1.0,
     wait: Annotated[
-        float, typer.Option("--wait", metavar="SECONDS", min=0.0, help="Wait so long until every node is ready.")
+        float,
+        typer.Option("--wait", metavar="SECONDS", min=0.0, callback=seconds, help="Wait until every node is ready."),
     ] = 0.0,
     state: Annotated[bool, typer.Option("--state", help="Show each node's state, if it is not too large.")] = False,
     as_json: Json = False,

@@ -1,12 +1,12 @@
 """`quire apply`, `append` and `load`. A write prints its result, or its refusal with exit code 1."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..connection import DEFAULT_TIMEOUT_S, ClusterOptions, Json, Timeout, ask, connecting, fail_usage
+from ..group import Words
 from ..output import Exit, complain, printable, say, to_json
 from .operands import command_of, depends_on_machine, json_command_of, json_value_of
 
@@ -21,7 +21,7 @@ RAW_LIMIT_BYTES = 1 << 30  # More than any frame may hold. Keeps an endless stdi
 JsonOperands = Annotated[bool, typer.Option("--json", help="Read operands as JSON, and print the result as JSON.")]
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@app.command(cls=Words, context_settings={"ignore_unknown_options": True})
 @connecting
 def apply(
     cluster: ClusterOptions,
@@ -55,12 +55,22 @@ async def machine_of(client: "Client") -> str:
     return (await client.status())["machine"]["name"]
 
 
+async def stores_records(client: "Client") -> bool:
+    """Whether a record has no result here: the machine is `log`, or there is none, as in a standalone log."""
+    from ...client import NotFound
+
+    try:
+        return await machine_of(client) == "log"
+    except NotFound:
+        return True
+
+
 def say_result(result: object, *, as_json: bool) -> None:
     """Print the result of a command."""
     say(f'{{"result": {to_json(result)}}}' if as_json else printable(result))
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@app.command(cls=Words, context_settings={"ignore_unknown_options": True})
 @connecting
 def append(
     cluster: ClusterOptions,
@@ -82,7 +92,7 @@ def append(
     record = read_raw(raw) if raw is not None else json_value_of(value or "")
 
     async def call(client: "Client") -> "dict[str, Value]":
-        if await machine_of(client) == "log":
+        if await stores_records(client):
             return {"index": await client.append(record)}
         reply = await client.apply_batch([record])
         if reply.refused:
@@ -146,7 +156,8 @@ def load(
 def read_raw(file: Path) -> bytes:
     """The bytes of a file, or of stdin for -. If they cannot be read, print why and exit."""
     try:
-        return sys.stdin.buffer.read(RAW_LIMIT_BYTES) if str(file) == "-" else file.read_bytes()
+        with open(0, "rb", closefd=False) if str(file) == "-" else file.open("rb") as source:
+            return source.read(RAW_LIMIT_BYTES)
     except OSError as error:
         complain(f"{file} cannot be read: {(error.strerror or str(error)).lower()}; correct the path")
         raise typer.Exit(Exit.USAGE) from None

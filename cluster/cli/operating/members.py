@@ -111,7 +111,10 @@ def add(
     if as_json:
         say(to_json({"members": addresses, "changes": changes}))
         return
-    what = f"added by the membership record at {changes[0]:,}" if changes else "already members"
+    if not changes:
+        say(f"{', '.join(addresses)}: already {'members' if len(addresses) > 1 else 'a member'}; nothing was changed")
+        return
+    what = f"added by the members record at {changes[0]:,}"
     known = {row["node_id"]: row["address"] for row in document["members"]}
     if len(known) == 1:
         say(f"{', '.join(addresses)}: {what}")
@@ -142,7 +145,7 @@ def remove(
 @members_app.command()
 @connecting
 def promote(cluster: ClusterOptions, node: NodeId, as_json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S) -> None:
-    """Make a node a voter, with the disk that it has now. Prints the indices of the membership records.
+    """Make a node a voter, with the disk that it has now. Prints the indices of the members records.
 
     If the node came back with an empty disk, its old disk loses its vote before the new disk gains one: two records.
     Waits until the node has caught up. If interrupted, run it again.
@@ -180,7 +183,11 @@ def _show_changes(changes: dict[str, list[int]], done: str, was: str, *, as_json
         return
     for node_id, indices in changes.items():
         where = " and ".join(f"{index:,}" for index in indices)
-        say(f"{node_id} is {done}, by the membership records at {where}" if indices else f"{node_id} is {was}")
+        say(
+            f"{node_id} is {done}, by the members record{'s' * (len(indices) > 1)} at {where}"
+            if indices
+            else f"{node_id} is {was}"
+        )
 
 
 @drain_app.command()

@@ -14,7 +14,7 @@ from ...client import Client, ClientError, SegmentsExpired, Status, Unavailable
 from ...client.documents import Expiry
 from ...terminal import escaped
 from ..connection import ClusterOptions, exit_of
-from ..output import Exit, complain, say, to_json
+from ..output import Exit, complain, interruptible, say, to_json
 
 if TYPE_CHECKING:
     from rich.status import Status as RichStatus
@@ -56,7 +56,8 @@ NodeCall = Callable[[Client, str], Awaitable[Done]]
 def call_each(cluster: ClusterOptions, node: str | None, call: NodeCall, *, as_json: bool, timeout_s: float) -> Exit:
     """Call each member, or one; print a line for each, or one document; return the exit code."""
     try:
-        answers = asyncio.run(_call_each(cluster.connect(timeout_s), node, call, as_json=as_json))
+        with interruptible():
+            answers = asyncio.run(_call_each(cluster.connect(timeout_s), node, call, as_json=as_json))
     except ClientError as error:
         return exit_of(error)
     except KeyboardInterrupt:
@@ -74,6 +75,8 @@ async def _call_each(unopened: Client, node: str | None, call: NodeCall, *, as_j
     async with unopened as client:
         status = await client.status()
         addresses = {member["node_id"]: member["address"] for member in status.get("members", ())}
+        if not addresses:
+            raise ClientError(f"{status['node_id']} has not joined a cluster yet; see `quire status`")
         if node is not None and node not in addresses:
             raise ClientError(f"{node} is not one of the members ({', '.join(addresses)})")
         asked = {node_id: address for node_id, address in addresses.items() if node in (None, node_id)}

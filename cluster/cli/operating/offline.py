@@ -3,13 +3,13 @@
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
 from ...errors import ClusterError
 from ..connection import fail_usage
-from ..output import Exit, complain
+from ..output import Exit, complain, interruptible
 
 if TYPE_CHECKING:
     from quire.log import Directory, LogOptions
@@ -20,27 +20,33 @@ def locked(data_dir: Path, *, create: bool = False) -> "Generator[Directory]":
     """The directory, locked. If it cannot be used, print why and exit."""
     from quire.log import FileDirectory, LogError, LogLocked
 
-    if create and not data_dir.exists():
-        data_dir.mkdir(parents=True)
-    if not data_dir.is_dir():
+    if data_dir.is_file() or not (create or data_dir.exists()):
         what = "is a file" if data_dir.exists() else "does not exist"
         fail_usage(f"{data_dir} {what}; give the --data-dir of a node")
-    directory = FileDirectory(data_dir)
     try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        directory = FileDirectory(data_dir)
         directory.lock()
     except LogLocked:
         complain(f"{data_dir} is in use; stop that node first")
         raise typer.Exit(Exit.FAILED) from None
+    except OSError as error:
+        _fail(data_dir, error)
     try:
-        yield directory
+        with interruptible():
+            yield directory
     except (ClusterError, LogError) as error:
         complain(str(error))
         raise typer.Exit(Exit.FAILED) from None
     except OSError as error:
-        complain(f"{error.filename or data_dir} cannot be used: {(error.strerror or str(error)).lower()}")
-        raise typer.Exit(Exit.FAILED) from None
+        _fail(data_dir, error)
     finally:
         directory.unlock()
+
+
+def _fail(data_dir: Path, error: OSError) -> NoReturn:
+    complain(f"{error.filename or data_dir} cannot be used: {(error.strerror or str(error)).lower()}")
+    raise typer.Exit(Exit.FAILED) from None
 
 
 def options_for(max_frame_bytes: int) -> "LogOptions":

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 
-from ...client import Client, ClientError, NotFound, SessionClosed, SessionRow
+from ...client import Client, Forbidden, NotFound, SessionClosed, SessionRow
 from ..connection import ClusterOptions, ask
 from ..output import printable, say, to_json
 
@@ -56,7 +56,7 @@ def close_session(
             return name, await client.close_session(await _session_of(client, name or ""))
         try:
             known_as = (await client.session_status(session))["name"]
-        except ClientError:  # Its name is only for the sentence; the close itself says what is wrong.
+        except (NotFound, Forbidden):  # Its name is only for the sentence; the close itself says what is wrong.
             known_as = None
         return known_as, await client.close_session(session)
 
