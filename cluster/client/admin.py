@@ -62,7 +62,7 @@ class Membership:
     async def add(self, addresses: Mapping[str, str], *, observers: bool = False) -> list[int]:
         """Add nodes, HOST:PORT by node id. They join when they are started with `--join`.
 
-        They become voters once all that join are level, or stay observers. Nobody has to wait for it.
+        They become voters once all that join have caught up, or stay observers. You need not wait for it.
         """
         body = pack_or_refuse({"members": dict(addresses), "role": "observer" if observers else "voter"})
         return list(document_of(await self._connection.change("/members", body), _Changed)["changes"])

@@ -101,7 +101,7 @@ class RecordPages:
         return self._followed(from_index, to_index, {"to": to_index, "kinds": "all"})
 
     async def _followed(self, index: int, to_index: int | None, parameters: Mapping[str, int | str]) -> Pages:
-        """The pages from an index on, up to `to_index` or without end. Raises as `tail`."""
+        # The pages from an index on, up to `to_index` or without end. Raises as `tail`.
         timeout_s = self._source.timeout_s
         deadline = time.monotonic() + timeout_s
         while to_index is None or index < to_index:
@@ -124,7 +124,7 @@ class RecordPages:
         return document_of(await self._source.get("/index_bounds"), BoundsDocument)
 
     async def _page(self, index: int, parameters: Mapping[str, int | str]) -> tuple[list[Record], int]:
-        """A server's records from `index` on, and the index to continue from."""
+        # A server's records from `index` on, and the index to continue from.
         known = {} if self._history is None else {"history": self._history}
         try:
             reply = await self._source.get("/records?" + urlencode({**parameters, **known}))
