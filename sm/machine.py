@@ -105,7 +105,7 @@ class StateMachine(Protocol):
     name: str
     """Says with `version` which machine a cluster was formed with. A node with another one refuses to start."""
     version: int
-    """Another one whenever old commands would get other results, or a snapshot's bytes another meaning."""
+    """Change it whenever old commands would get other results, or a snapshot's bytes another meaning."""
 
     def __init__(self, initial: Any) -> None:
         """Start from the initial value that the cluster was formed with (`quire serve --initial`), or from None.
@@ -143,7 +143,7 @@ class StateMachine(Protocol):
         not: long values, or what differs between nodes. What it returns is packed at once.
 
         Raises:
-            Refused: it does not answer this request. Any other exception is a ServerFault for the caller, no more.
+            Refused: it does not answer this request. Any other exception is a ServerFault for the caller.
         """
         ...
 
@@ -171,7 +171,7 @@ class StateMachine(Protocol):
 
 
 class OptionalMembers(Protocol):
-    """What a machine's class may have besides. Each is optional, alone, and found by its name."""
+    """What a machine's class may have in addition. Each member is optional, and is found by its name."""
 
     quick: bool
     """True: each command and query takes well below a millisecond. The machine then runs on the node's event loop,
