@@ -50,7 +50,11 @@ def _described(name: str, *, signatures_only: bool) -> str:
         return "\n".join([f"### {shown}\n", *_code([_signature(node, shown)]), _text(node)])
     bases = [base.id for base in node.bases if isinstance(base, ast.Name) and base.id not in PLAIN_BASES]
     parts = [f"### {shown}{f' ({bases[0]})' if bases else ''}\n", _text(node)]
-    methods = [each for each in _methods(node) if not each.name.startswith("_") or ast.get_docstring(each)]
+    methods = [
+        each
+        for each in _methods(node)
+        if not each.name.startswith("_") or (each.name == "__init__" and ast.get_docstring(each))
+    ]
     if signatures_only:
         return "\n".join([*parts, *_code([_signature(each, each.name) for each in methods if each.name[0] != "_"])])
     for field, annotation, text in _fields(node):

@@ -378,9 +378,9 @@ class Transport:
         self._leader = header.partition("=")[2] or None if header else None
 
     def _lost(self, server: str, attempt: "_Attempt") -> None:
-        """A request was sent and not answered. It may have done something, so somebody is there."""
+        """A request was sent and not answered. It may have opened a session; a write is in doubt anyway."""
         self._forget(server)
-        self._served |= attempt.method != "GET"
+        self._served |= attempt.method != "GET" and not attempt.writes
 
     def _forget(self, server: str) -> None:
         if server == self._leader:

@@ -229,15 +229,27 @@ async def test_a_client_that_was_served_says_at_its_deadline_what_each_server_di
                 await call(cluster)
 
 
-async def test_a_change_that_was_sent_is_unknown_although_then_nobody_is_there() -> None:
+async def vanishing() -> str:
+    """The address of a server that takes one request, answers nothing, and is gone."""
+
     async def vanish(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         listening.close()
         await reader.readuntil(b"\r\n\r\n")
         writer.transport.abort()
 
     listening = await asyncio.start_server(vanish, "127.0.0.1", 0)
-    port = listening.sockets[0].getsockname()[1]
-    address = f"127.0.0.1:{port}"
+    return f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+
+
+async def test_a_session_that_may_have_been_opened_is_waited_for_although_then_nobody_is_there() -> None:
+    address = await vanishing()
+    async with connect(address, session="billing", timeout_s=0.5, refused_grace_s=0) as cluster:
+        with pytest.raises(Unavailable, match=f"{address} refuses connections, for 0.5 s$"):
+            await cluster.session()
+
+
+async def test_a_change_that_was_sent_is_unknown_although_then_nobody_is_there() -> None:
+    address = await vanishing()
     async with connect(address, timeout_s=WAITING_S, refused_grace_s=0) as cluster, asyncio.timeout(TEST_S):
         with pytest.raises(OutcomeUnknown, match=f"an attempt got no answer; .*{address} refuses connections"):
             await cluster.transfer("n2")
