@@ -19,7 +19,8 @@ class Stock:
         match command:
             case ["put" | "take", str(), int(count)] if count > 0:
                 return
-        raise Refused("UNKNOWN", 'send ["put" or "take", thing, count]')
+            case _:
+                raise Refused("UNKNOWN", 'send ["put" or "take", thing, count]')
 
     def apply(self, command: Any, context: Context) -> int:
         verb, thing, count = command
