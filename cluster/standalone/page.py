@@ -49,15 +49,17 @@ bounds; n = `highest_index` removes nothing |
 | `GET /` | a page, or by `Accept` JSON, with the server's title and these calls |
 | `GET /healthz` | 200 while the log accepts records, else 503 with the reason |
 
-What the response to a write means: 200, it is as durable as `flush` says; 4xx and 503, nothing was written (408: the
-body stopped arriving; `truncated`: another caller truncated the log from `truncate_index` on before the records were
-flushed, and only those of a batch that lie below it are left); 504, it was appended at `write_index` but not flushed in
-time, or the disk failed. Errors are problem+json, as in a cluster. At most 256 writes and 256 reads of large records
-are in progress; further ones get 429.
+What the response to a write means. 200: it is as durable as `flush` says. 4xx and 503: nothing was written. One
+exception is `truncated`: another caller truncated the log from `truncate_index` on before the records were flushed, and
+only those of the batch that lie below it are left. 504: it was appended at `write_index` but not flushed in time, or
+the disk failed. Errors are problem+json, as in a cluster. At most 256 writes and 256 reads of large records are in
+progress; further ones get 429.
 
 On SIGTERM the process finishes the requests in progress, flushes, and marks a clean stop. If the disk fails, it ends
 with exit code 1: after a failed flush only a restart can tell what is durable. A data directory of one mode is refused
-in the other. `quire log` inspects its files while the process is stopped ([command-line.md](command-line.md)).
+in the other. `quire status --server 127.0.0.1:7000` shows its bounds and whether it accepts records; `quire append` and
+`quire read INDEX` work as well. While the process is stopped, `quire log` inspects its files
+([command-line.md](command-line.md#the-files-of-a-log)).
 
 Each setting can be given as a flag (`--data-dir ./log`), as a variable (`QUIRE_DATA_DIR=./log`) or as a key of the TOML
 file (`data_dir = "./log"`) that `--config FILE` or `QUIRE_CONFIG` names. Flags override variables, and variables
