@@ -31,7 +31,7 @@ n2 = "127.0.0.1:7002"
 n3 = "127.0.0.1:7003"
 ```
 
-Each node of a cluster on one machine, with quire [installed](../README.md#install):
+Save this as `quire.toml`. With quire [installed](../README.md#install), this starts three nodes on one machine:
 
 <!-- after: ../README.md#install -->
 
@@ -62,7 +62,7 @@ def _section(name: str, field: FieldInfo) -> str:
         facts.append(limits)
     if field.is_required():
         facts.append("required")
-    elif field.default not in (None, PydanticUndefined):
+    elif field.default not in (None, (), PydanticUndefined):
         facts.append(f"default `{field.default}`")
     return f"## {name}\n\n{', '.join(facts)}\n\n{field.description}\n"
 

@@ -109,7 +109,7 @@ class ServeConfig(Settings):
     members: Addresses = Field(
         default_factory=lambda data: {data["node"]: data["listen"]} if {"node", "listen"} <= data.keys() else {},
         description="The nodes that form a new cluster, and the addresses by which they reach each other: "
-        "n1=HOST:PORT,n2=HOST:PORT,... Once it is formed, the members stand in its log, and these addresses only help "
+        "n1=HOST:PORT,n2=HOST:PORT,... Once it is formed, its log holds the members, and these addresses only help "
         "to find them. Default: this node alone, at listen.",
     )
     join: JoinAddresses = Field(
@@ -209,18 +209,18 @@ class ServeConfig(Settings):
         description="Remove this node's oldest segments while its log is larger than this and nothing needs them. "
         "Nodes may have different limits. 0: no limit.",
     )
-    auto_replace_after: Duration = Field(
-        default=None,
-        description="As 10m, 90s or 2h: how long a voter's lost disk keeps its vote once its node is back with an "
-        "empty one. Then the leader replaces it: one disk at a time, of each node at most one a day, and only while "
-        "all other voters are heard. Without it, `quire members promote` does so.",
-    )
     retention_ms: int = Field(
         default=0,
         ge=0,
         lt=1 << 53,
         description="Remove a segment of this node's log when its last record is older than this and nothing needs it. "
         "0: no limit.",
+    )
+    auto_replace_after: Duration = Field(
+        default=None,
+        description="As 10m, 90s or 2h: how long a voter's lost disk keeps its vote once its node is back with an "
+        "empty one. Then the leader replaces it: one disk at a time, of each node at most one a day, and only while "
+        "all other voters are heard. Without it, `quire members promote` does so.",
     )
     log_format: LogFormat = "console"
 
