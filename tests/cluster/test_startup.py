@@ -55,13 +55,13 @@ def test_help_and_usage_errors_need_neither_a_client_nor_a_log(tmp_path: Path, a
     check_without(imported(tmp_path, *arguments), "rich", SERVING, CALLING, FILES)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("serve", "spark")])
 def test_the_help_of_a_command_needs_neither_a_client_nor_a_log(tmp_path: Path, command: str) -> None:
     check_without(imported(tmp_path, command, "--help"), "rich", SERVING, CALLING, FILES)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("command", ["segments", "dump", "verify", "repair"])
 def test_a_command_on_the_files_of_a_log_needs_no_client_and_no_server(tmp_path: Path, command: str) -> None:
     log = Log.open(
@@ -76,7 +76,7 @@ def test_a_command_on_the_files_of_a_log_needs_no_client_and_no_server(tmp_path:
     assert "quire.log.files" in modules
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     "arguments",
     [

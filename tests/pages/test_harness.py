@@ -10,6 +10,8 @@ from tests.pages.page import After, Kind, PageError, StandIn, parse
 from tests.pages.running import Run, Wrong
 from tests.pages.transcript import difference
 
+pytestmark = pytest.mark.full
+
 Runs = Callable[[str], None]
 
 

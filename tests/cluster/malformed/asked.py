@@ -96,6 +96,7 @@ NODE = (
     Known("GET", "/healthz"),
     Known("GET", "/readyz"),
     Known("GET", "/metrics"),
+    Known("GET", "/"),
 )
 STANDALONE = (
     Known("GET", "/index_bounds"),
@@ -103,6 +104,7 @@ STANDALONE = (
     Known("POST", "/records", parameters={"index": "1"}, body={"a": 1}),
     Known("POST", "/rpc/truncate", body={"lowest_index": 1}),
     Known("GET", "/healthz"),
+    Known("GET", "/"),
 )
 WAITS = frozenset({"wait_ms"})
 """What keeps a valid request for a minute: its values are those that no node accepts."""
