@@ -38,7 +38,6 @@ def load(tmp_path: Path) -> Generator[Callable[..., type[StateMachine]]]:
         sys.path[:] = path
         for name in [name for name in sys.modules if name.partition(".")[0] in ("bank", "bank_alone")]:
             del sys.modules[name]
-        importlib.invalidate_caches()
 
     def loaded(sources: dict[str, str], *, zipped: bool = False, spec: str = "bank.machine:Bank") -> type[StateMachine]:
         forget()
@@ -52,6 +51,7 @@ def load(tmp_path: Path) -> Generator[Callable[..., type[StateMachine]]]:
             with zipfile.ZipFile(root / "bank.zip", "w") as archive:
                 for name, text in sources.items():
                     archive.writestr(f"bank/{name}", text)
+        importlib.invalidate_caches()  # A test before this one may have had a zip at the same path.
         sys.path.insert(0, str(root / "bank.zip" if zipped else root))
         return load_machine(spec)
 
