@@ -137,6 +137,6 @@ def test_what_the_members_say_of_a_lone_node_is_whole(clusters: Clusters) -> Non
     cluster.start("n1")
     address = cluster["n1"].address
     again = run_quire("members", "add", f"n1={address}", "--server", address)
-    assert (again.code, again.stdout.strip()) == (0, "n1: already members"), again
+    assert (again.code, again.stdout.strip()) == (0, "n1: already a member; nothing was changed"), again
     shown = run_quire("members", "--server", address)
     assert address in shown.stdout, "not cut, whatever the width of the terminal"
