@@ -27,7 +27,7 @@ from quire.log import FileDirectory, Tail
 from quire.replication.net.hello import SNAPSHOT_PATH, PeerInfo
 from quire.replication.net.snapshots import SnapshotFetch, SnapshotServer
 from quire.replication.net.trust import Trust
-from quire.sm import Boundary, Owner, Sessions, SnapshotPart, SnapshotStore, content_of, write_snapshot
+from quire.sm import Applier, Boundary, Owner, Sessions, SnapshotPart, SnapshotStore, write_snapshot
 
 MIB = 1 << 20
 SIZE_MIB = 512
@@ -81,7 +81,7 @@ async def serve(directory: Path, mebibytes: int, ready: Connection) -> None:
     """Write a snapshot, report the port, and serve both copies until the process is killed."""
     store = store_in(directory)
     boundary = Boundary(tail=Tail(INDEX, 1, 1, 1))
-    write_snapshot(store.begin(INDEX), OWNER, boundary, content_of(Bytes(mebibytes), Sessions()))
+    write_snapshot(store.begin(INDEX), OWNER, boundary, Applier(Bytes(mebibytes)).content())
     store.complete(INDEX)
     app = web.Application()
     app.router.add_get(

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .errors import ResourcesExhausted as ResourcesExhausted
     from .errors import UnexpectedIndex as UnexpectedIndex
     from .errors import UnknownVersion as UnknownVersion
+    from .features import CONSUMERS as CONSUMERS
     from .features import FEATURES as FEATURES
     from .features import FITNESS as FITNESS
     from .features import HISTORY as HISTORY
@@ -138,7 +139,8 @@ _MODULES = {
         "RecordsTruncated RecordTooLarge ResourcesExhausted UnexpectedIndex UnknownVersion"
     ),
     "features": (
-        "FEATURES FITNESS HISTORY MAX_FEATURE_LENGTH MAX_FEATURES MEMBERSHIP SESSION_OWNERS SESSION_TTL STATE_QUOTA"
+        "CONSUMERS FEATURES FITNESS HISTORY MAX_FEATURE_LENGTH MAX_FEATURES MEMBERSHIP SESSION_OWNERS SESSION_TTL "
+        "STATE_QUOTA"
     ),
     "files": "FileDirectory FileStorage ReadOnlyDirectory Sync is_exhaustion",
     "flusher": "GroupFlusher",

@@ -27,7 +27,10 @@ MEMBERSHIP = "membership"
 HISTORY = "history"
 """A `history` record begins another history of the log; snapshots and sessions name theirs."""
 
-FEATURES = frozenset({FITNESS, SESSION_TTL, STATE_QUOTA, SESSION_OWNERS, MEMBERSHIP, HISTORY})
+CONSUMERS = "consumers"
+"""`cursors` records: named positions in the log, for readers."""
+
+FEATURES = frozenset({FITNESS, SESSION_TTL, STATE_QUOTA, SESSION_OWNERS, MEMBERSHIP, HISTORY, CONSUMERS})
 """The features that this program offers."""
 
 MAX_FEATURES = 64

@@ -13,6 +13,16 @@ if TYPE_CHECKING:
     from .boundary import EMPTY_DIGEST as EMPTY_DIGEST
     from .boundary import LOG_START as LOG_START
     from .boundary import Boundary as Boundary
+    from .cursors import CURSOR_NAME_BYTES as CURSOR_NAME_BYTES
+    from .cursors import MAX_CURSOR_ROWS as MAX_CURSOR_ROWS
+    from .cursors import MAX_CURSORS as MAX_CURSORS
+    from .cursors import TOKEN_BYTES as TOKEN_BYTES
+    from .cursors import Cursor as Cursor
+    from .cursors import CursorOutcome as CursorOutcome
+    from .cursors import CursorRow as CursorRow
+    from .cursors import Cursors as Cursors
+    from .cursors import cursors_record as cursors_record
+    from .cursors import share_of as share_of
     from .errors import ApplyFailed as ApplyFailed
     from .errors import CheckFailed as CheckFailed
     from .errors import CommandFailed as CommandFailed
@@ -55,8 +65,6 @@ if TYPE_CHECKING:
     from .sessions.table import SessionStatus as SessionStatus
     from .sessions.table import owned_by_another as owned_by_another
     from .sessions.unexecuted import Unexecuted as Unexecuted
-    from .snapshots.content import content_of as content_of
-    from .snapshots.content import restore_content as restore_content
     from .snapshots.manifest import Manifest as Manifest
     from .snapshots.part import SnapshotPart as SnapshotPart
     from .snapshots.store import CHUNK_BYTES as CHUNK_BYTES
@@ -73,6 +81,10 @@ if TYPE_CHECKING:
 _MODULES = {
     "applier": "Applied Applier Execution next_digest",
     "boundary": "DIGEST_BYTES EMPTY_DIGEST LOG_START Boundary",
+    "cursors": (
+        "CURSOR_NAME_BYTES MAX_CURSOR_ROWS MAX_CURSORS TOKEN_BYTES Cursor CursorOutcome CursorRow Cursors "
+        "cursors_record share_of"
+    ),
     "errors": (
         "ApplyFailed CheckFailed CommandFailed FrameOutOfOrder InitialInvalid MachineError MachineUnknown "
         "SnapshotDamaged SnapshotForeign SnapshotInvalid SnapshotTooEarly"
@@ -92,7 +104,6 @@ _MODULES = {
         "SESSIONS_BYTES Sessions SessionStatus owned_by_another"
     ),
     "sessions.unexecuted": "Unexecuted",
-    "snapshots.content": "content_of restore_content",
     "snapshots.manifest": "Manifest",
     "snapshots.part": "SnapshotPart",
     "snapshots.store": (

@@ -11,7 +11,7 @@ The digest is a hash chain over the applied frames and their replies, equal on e
 and, through `prev_crc32c`, all earlier frames. The digest starts as 16 zero bytes; system frames do not change it.
 """
 
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from struct import Struct
 from typing import Any, NamedTuple
@@ -32,6 +32,7 @@ from quire.log import (
 )
 
 from .boundary import DIGEST_BYTES, HISTORY_BYTES, LOG_START, MAX_EPOCHS, Boundary
+from .cursors import Cursors
 from .errors import (
     FIX_MACHINE,
     REPORT,
@@ -48,7 +49,7 @@ from .errors import (
 from .machine import Context, Contexts, RefusalRow, Refused, StateMachine
 from .sessions.retries import Verdicts
 from .sessions.table import Sessions
-from .snapshots.content import content_of
+from .snapshots.content import content_of, restore_content
 
 SHORT_REPLY = 1024
 """The reply to more records than this is packed in a step of its own."""
@@ -66,7 +67,8 @@ class Applied(NamedTuple):
     """An applied frame: its range [index, next_index), and the result of each record.
 
     The result of a refused record is None, and `refused` holds its [position, code, text]. A system frame that opens or
-    closes a session has the result {"session": id, "sequence": last answered one}; other system frames have none.
+    closes a session has the result {"session": id, "sequence": last answered one}, one of cursors a list with a result
+    for each row; other system frames have none.
     """
 
     index: int  # type: ignore[assignment]  # Hides tuple.index, which is unused.
@@ -138,7 +140,7 @@ class Execution:
 
 
 class Applier:
-    """Feeds frames to a machine, in order and each once; keeps sessions, applied_index and digest. One thread.
+    """Feeds frames to a machine, in order and each once; keeps sessions, cursors, applied_index, digest. One thread.
 
     After a failure (`failure` is set) the machine may have applied a part of a frame: applied_index and digest stay
     at the last whole frame, and the state is no longer served.
@@ -150,14 +152,16 @@ class Applier:
         *,
         boundary: Boundary = LOG_START,
         sessions: Sessions | None = None,
+        cursors: Cursors | None = None,
         supported: Collection[str] = FEATURES,
     ) -> None:
-        """`machine` and `sessions` are in the state at `boundary`: that of a restored snapshot, or the log's start.
+        """All are in the state at `boundary`: that of a restored snapshot (`restored`), or the log's start.
 
         `supported` are the features that this program knows.
         """
         self.machine = machine
         self.sessions = Sessions() if sessions is None else sessions
+        self.cursors = Cursors() if cursors is None else cursors
         self.applied_index = boundary.tail.index
         self.digest = boundary.digest
         self._tail = boundary.tail
@@ -182,6 +186,21 @@ class Applier:
         own: ApplyBatch | None = getattr(machine, "apply_batch", None)
         self._apply_batch: ApplyBatch = own or self._apply_one_by_one
         self._takes_blobs = bool(getattr(machine, "takes_blobs", False))
+
+    @classmethod
+    def restored(
+        cls, pieces: Iterable[bytes], boundary: Boundary, machine: StateMachine, sessions: Sessions, name: str
+    ) -> "Applier":
+        """An applier at a snapshot's boundary, from its content, a new machine and an empty session table.
+
+        `name` is the snapshot's, for messages. After any exception, discard the machine and the table.
+
+        Raises:
+            SnapshotDamaged, SnapshotInvalid: as `restore_content`.
+        """
+        cursors = Cursors()
+        restore_content(pieces, machine, sessions, cursors, name)
+        return cls(machine, boundary=boundary, sessions=sessions, cursors=cursors)
 
     def apply(self, frame: Frame) -> Applied:
         """Apply the next frame as a whole; advance applied_index and, except for system frames, the digest.
@@ -259,7 +278,7 @@ class Applier:
     def content(self) -> Iterator[bytes]:
         """The content of a snapshot taken now; read it before the next `apply`. Raises ApplyFailed after a failure."""
         self._refuse_inside()
-        return content_of(self.machine, self.sessions)
+        return content_of(self.machine, self.sessions, self.cursors)
 
     def state(self) -> Any:
         """The machine's whole state, `query(None)`. Raises ApplyFailed after a failure."""
@@ -277,7 +296,11 @@ class Applier:
             raise RuntimeError(f"the frame at {self.applied_index} is partly applied; wait until it is finished")
 
     def _apply_system(self, frame: Frame) -> tuple[list[object], list[RefusalRow]]:
-        """Open or close sessions, note members, features, history. Raises ApplyFailed, also for an unknown type."""
+        """Open or close sessions, set cursors, note members, features, history.
+
+        Raises:
+            ApplyFailed: the record cannot be read, or is of an unknown type.
+        """
         try:
             fields: dict[str, Any] = decode_system(frame.payload)
             match fields["type"]:
@@ -286,6 +309,11 @@ class Applier:
                     status = self.sessions.open(frame.header.index, name, frame.header.timestamp, owner)
                 case "close_session":
                     status = self.sessions.close(fields["session"])
+                case "cursors":
+                    results: list[object] = [self.cursors.apply(frame.header.index, fields)]
+                    packed = pack([results, []])
+                    self.digest = next_digest(self.digest, frame.header.index, frame.header.crc32c, packed)
+                    return results, []
                 case "close_sessions":
                     return [{"closed": self.sessions.close_all(fields["sessions"])}], []
                 case "genesis" | "members":
@@ -328,6 +356,7 @@ class Applier:
         self._note_members(index, fields)
         self._history, self._history_index = history, index
         self.sessions.end_history(index)
+        self.cursors.end_history()
 
     def _use(self, header: FrameHeader, names: Sequence[str]) -> None:
         """Note the features that are in use from here on. Raises ApplyFailed if this program lacks one."""

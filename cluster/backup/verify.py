@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from quire.log import Tail, walk_frames, walk_headers
 from quire.sm import Applier, ApplyFailed, MachineError, StateMachine
-from quire.sm.snapshots.content import restore_content
 
 from ..data_dir.genesis import read_genesis
 from .contents import Contents
@@ -161,10 +160,10 @@ def applier_of(contents: Contents, row: SnapshotRow | None, machine: type[StateM
     if row is None:
         return Applier(new, sessions=sessions)
     try:
-        restore_content(contents.chunks(row), new, sessions, row.folder)
+        boundary = contents.snapshot(row)[1].boundary
+        return Applier.restored(contents.chunks(row), boundary, new, sessions, row.folder)
     except MachineError as error:
         raise BackupRefused(str(error)) from error
-    return Applier(new, boundary=contents.snapshot(row)[1].boundary, sessions=sessions)
 
 
 def _apply(contents: Contents, applier: Applier, expected: _Expected, progress: Progress) -> None:

@@ -17,9 +17,9 @@ from zlib import crc32
 
 from quire.log import pack
 from quire.log.json_text import to_json
-from quire.sm import LOG_START, Applier, Context, KvMachine, Refused, StateMachine
+from quire.sm import Applier, Context, KvMachine, Refused, StateMachine
 
-from .stretch import ReplayPiece, frames_of_piece, restored
+from .stretch import ReplayPiece, begun, frames_of_piece, restored
 
 MAX_DIFFERENCES = 100
 """The most differences that one part reports."""
@@ -151,21 +151,17 @@ def replay_keys(piece: KeyPiece) -> ReplayedKeys:
     Raises as `replay_stretch`.
     """
     stretch = piece.stretch
-    if stretch.start is None:
-        machine, sessions = stretch.genesis.new_machine(stretch.machine_spec), stretch.genesis.new_sessions()
-        boundary = LOG_START
-    else:
-        machine, sessions = restored(stretch, stretch.start)
-        boundary = stretch.start.manifest.boundary
+    whole = begun(stretch)
+    machine = whole.machine
     if not is_by_key(machine):
         raise ValueError(f"machine {machine.name!r} does not have independent keys")
     own = _KeyPartMachine((machine, piece.part, piece.parts))
-    applier = Applier(own, boundary=boundary, sessions=sessions)
+    applier = Applier(own, boundary=whole.boundary, sessions=whole.sessions, cursors=whole.cursors)
     for frame in frames_of_piece(stretch):
         applier.apply(frame)
     if stretch.end is None:
         raise ValueError("the stretch has no snapshot at its end")
-    recorded, _ = restored(stretch, stretch.end)
+    recorded = restored(stretch, stretch.end).machine
     found, expected = ({key: value for key, value in _pairs(each) if own.has(key)} for each in (machine, recorded))
     differing = sorted(key for key in {*found, *expected} if not _is_one(found, expected, key))
     differences = [

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from quire.log import HEADER_BYTES, Frame
 from quire.log.json_text import to_json
 from quire.log.packing import Skimmer
-from quire.sm import Applier, Refused, Sessions, StateMachine, restore_content, snapshot_name
+from quire.sm import Applier, Refused, StateMachine, snapshot_name
 
 from ..archive.snapshots import StoredSnapshot, reading_store
 from ..origin.origin import Origin
@@ -74,7 +74,7 @@ def replay_stretch(piece: ReplayPiece) -> Replayed:
         FrameCorrupt, RecordsLost, ArchiveDamaged: from the log.
     """
     began = time.monotonic()
-    applier = _begin(piece)
+    applier = begun(piece)
     waiting = list(reversed(piece.digests))
     records = 0
     equal: dict[str, int] = {}
@@ -100,21 +100,20 @@ def replay_stretch(piece: ReplayPiece) -> Replayed:
     )
 
 
-def restored(piece: ReplayPiece, snapshot: StoredSnapshot) -> tuple[StateMachine, Sessions]:
-    """The machine and the session table of a snapshot. Raises SnapshotDamaged, SnapshotInvalid."""
+def restored(piece: ReplayPiece, snapshot: StoredSnapshot) -> Applier:
+    """An applier at a snapshot. Raises SnapshotDamaged, SnapshotInvalid."""
     manifest = snapshot.manifest
     machine, sessions = piece.genesis.new_machine(piece.machine_spec), piece.genesis.new_sessions()
     pieces = reading_store(snapshot.path, manifest).pieces(manifest)
-    restore_content(pieces, machine, sessions, snapshot_name(manifest.index))
-    return machine, sessions
+    return Applier.restored(pieces, manifest.boundary, machine, sessions, snapshot_name(manifest.index))
 
 
-def _begin(piece: ReplayPiece) -> Applier:
+def begun(piece: ReplayPiece) -> Applier:
+    """An applier at the start of a stretch. Raises as `restored`."""
     if piece.start is None:
         machine = piece.genesis.new_machine(piece.machine_spec)
         return Applier(machine, sessions=piece.genesis.new_sessions())
-    machine, sessions = restored(piece, piece.start)
-    return Applier(machine, boundary=piece.start.manifest.boundary, sessions=sessions)
+    return restored(piece, piece.start)
 
 
 def frames_of_piece(piece: ReplayPiece) -> Iterator[Frame]:
@@ -143,8 +142,8 @@ def _compare(piece: ReplayPiece, applier: Applier, expected: RecordedDigest) -> 
         difference = Difference(expected.index, expected.source, found, expected.digest, "the digests differ")
         if piece.end is None or _place_of(piece.end) != (expected.index, expected.digest):
             return difference  # The snapshot's replies belong to its own digest only.
-        _, recorded = restored(piece, piece.end)
-        return first_difference(difference, applier.sessions, recorded, frames_of_piece(piece))
+        recorded = restored(piece, piece.end)
+        return first_difference(difference, applier.sessions, recorded.sessions, frames_of_piece(piece))
     if expected.sha256:
         check = sha256()
         for chunk in applier.content():

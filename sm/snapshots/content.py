@@ -1,4 +1,4 @@
-"""The content of a snapshot's chunks, joined: the session table as rows, then the machine's state to the end.
+"""The content of a snapshot's chunks, joined: sessions and cursors as rows, then the machine's state to the end.
 
     row     length u32, one msgpack array; a length of 0 ends the rows
 
@@ -9,6 +9,7 @@
     [4, id, name or nil, last use, next_sequence, ...]   the same once sessions expire: last use is a timestamp
     [3, [[old id, id that took over], ...]]              fenced ids, oldest first
     [5, [[id, owner], ...]]                              the open sessions that have an owner, by id
+    [6, [[name, index, hold_bytes, token], ...]]         the cursors, by name; the token is empty without a holder
 
 Each sheet occurs once, before the first session that refers to it; sessions that shared it share it after a restore.
 """
@@ -18,19 +19,20 @@ from collections.abc import Iterable, Iterator
 from quire.log import PayloadInvalid, pack
 from quire.log.packing import ExtType, unpack_trusted
 
+from ..cursors import Cursor, Cursors
 from ..errors import FIX_MACHINE, MachineError, SnapshotDamaged, SnapshotInvalid, raised_at, reason_of
 from ..machine import StateMachine
 from ..sessions.replies import Replies
 from ..sessions.table import Sessions
 
-SHEET_ROW, SESSION_ROW, FENCED_ROW, EXPIRING_ROW, OWNED_ROW = 1, 2, 3, 4, 5
-PAIRS_IN_A_ROW = 10_000
+SHEET_ROW, SESSION_ROW, FENCED_ROW, EXPIRING_ROW, OWNED_ROW, CURSORS_ROW = 1, 2, 3, 4, 5, 6
+ROWS_IN_A_ROW = 10_000
 
 _LENGTH_BYTES = 4
 _END = bytes(_LENGTH_BYTES)
 
 
-def content_of(machine: StateMachine, sessions: Sessions) -> Iterator[bytes]:
+def content_of(machine: StateMachine, sessions: Sessions, cursors: Cursors) -> Iterator[bytes]:
     """The content, in pieces of any length. Call and read it between two applies."""
     sheets: dict[int, int] = {}
     for session, name, replies in sessions.all_open():
@@ -43,9 +45,14 @@ def content_of(machine: StateMachine, sessions: Sessions) -> Iterator[bytes]:
             yield from _row([SESSION_ROW, session, name, *row])
         else:
             yield from _row([EXPIRING_ROW, session, name, sessions.last_use(session), *row])
-    for kind, pairs in ((FENCED_ROW, sessions.all_fenced()), (OWNED_ROW, sessions.all_owned())):
-        for start in range(0, len(pairs), PAIRS_IN_A_ROW):
-            yield from _row([kind, pairs[start : start + PAIRS_IN_A_ROW]])
+    placed = [(name, *cursor) for name, cursor in cursors.all()]
+    for kind, rows in (
+        (FENCED_ROW, sessions.all_fenced()),
+        (OWNED_ROW, sessions.all_owned()),
+        (CURSORS_ROW, placed),
+    ):
+        for start in range(0, len(rows), ROWS_IN_A_ROW):
+            yield from _row([kind, rows[start : start + ROWS_IN_A_ROW]])
     yield _END
     yield from machine.snapshot()
 
@@ -56,36 +63,22 @@ def _row(fields: list[object]) -> Iterator[bytes]:
     yield packed
 
 
-def restore_content(pieces: Iterable[bytes], machine: StateMachine, sessions: Sessions, name: str) -> None:
-    """Fill a machine and an empty session table from a snapshot's content; `name` is for messages.
+def restore_content(
+    pieces: Iterable[bytes], machine: StateMachine, sessions: Sessions, cursors: Cursors, name: str
+) -> None:
+    """Fill a machine and empty tables of sessions and cursors from a snapshot's content; `name` is for messages.
 
-    After any exception, including one raised by `pieces`, discard the machine and the table.
+    After any exception, including one raised by `pieces`, discard all three.
 
     Raises:
         SnapshotDamaged: the content does not have its format.
         SnapshotInvalid: the machine refuses its state, or fails on it.
     """
     reader = _Reader(pieces, name)
-    sheets: list[bytes] = []
     try:
-        while (row := reader.row()) is not None:
-            match row:
-                case [1, bytes(sheet)]:
-                    sheets.append(sheet)
-                case [2, int(session), str() | None as session_name, *fields]:
-                    sessions.put(session, session_name, Replies.from_row(fields, sheets))
-                case [4, int(session), str() | None as session_name, int(used_at), *fields]:
-                    replies = Replies.from_row(fields, sheets)
-                    replies.used_at = used_at
-                    sessions.put(session, session_name, replies)
-                case [3, list(pairs)]:
-                    sessions.put_fenced([(int(old), int(successor)) for old, successor in pairs])
-                case [5, list(pairs)]:
-                    sessions.put_owned([(int(session), str(owner)) for session, owner in pairs])
-                case _:
-                    raise SnapshotDamaged(snapshot=name, reason=f"an unknown row {row!r:.40}")
+        _restore_tables(reader, sessions, cursors, name)
     except (PayloadInvalid, ValueError, TypeError, LookupError) as error:
-        raise SnapshotDamaged(snapshot=name, reason=f"its session table cannot be read ({error})") from error
+        raise SnapshotDamaged(snapshot=name, reason=f"its tables cannot be read ({error})") from error
     try:
         machine.restore(reader.rest())
     except (MachineError, OSError):
@@ -95,6 +88,29 @@ def restore_content(pieces: Iterable[bytes], machine: StateMachine, sessions: Se
         raise SnapshotInvalid(machine=machine.name, reason=what) from fault
     for _ in reader.rest():  # Read on to the end: a machine that stops early must not hide a damaged chunk.
         pass
+
+
+def _restore_tables(reader: "_Reader", sessions: Sessions, cursors: Cursors, name: str) -> None:
+    sheets: list[bytes] = []
+    while (row := reader.row()) is not None:
+        match row:
+            case [1, bytes(sheet)]:
+                sheets.append(sheet)
+            case [2, int(session), str() | None as session_name, *fields]:
+                sessions.put(session, session_name, Replies.from_row(fields, sheets))
+            case [4, int(session), str() | None as session_name, int(used_at), *fields]:
+                replies = Replies.from_row(fields, sheets)
+                replies.used_at = used_at
+                sessions.put(session, session_name, replies)
+            case [3, list(pairs)]:
+                sessions.put_fenced([(int(old), int(successor)) for old, successor in pairs])
+            case [5, list(pairs)]:
+                sessions.put_owned([(int(session), str(owner)) for session, owner in pairs])
+            case [6, list(rows)]:
+                for cursor, index, hold_bytes, token in rows:
+                    cursors.restore(str(cursor), Cursor(int(index), int(hold_bytes), bytes(token)))
+            case _:
+                raise SnapshotDamaged(snapshot=name, reason=f"an unknown row {row!r:.40}")
 
 
 class _Reader:
@@ -126,7 +142,7 @@ class _Reader:
             self._place = 0
             piece = next(self._pieces, None)
             if piece is None:
-                raise SnapshotDamaged(snapshot=self._name, reason="its content ends inside the session table")
+                raise SnapshotDamaged(snapshot=self._name, reason="its content ends inside the tables")
             self._buffer += piece
         self._place += length
         return bytes(self._buffer[self._place - length : self._place])

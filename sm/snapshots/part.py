@@ -21,7 +21,6 @@ from ..applier import Applier
 from ..errors import SnapshotDamaged
 from ..machine import StateMachine
 from ..sessions.table import Sessions
-from .content import restore_content
 from .manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, decode_manifest
 from .store import SnapshotStore, chunk_name, refuse_foreign, snapshot_name, write_file
 
@@ -122,10 +121,8 @@ class SnapshotPart:
             SnapshotInvalid: the machine refuses its state.
         """
         self.sync()
-        machine, sessions = new_machine(), new_sessions()
-        name = snapshot_name(self.manifest.index)
-        restore_content(self._store.pieces(self.manifest, self._name), machine, sessions, name)
-        return Applier(machine, boundary=self.manifest.boundary, sessions=sessions)
+        pieces, name = self._store.pieces(self.manifest, self._name), snapshot_name(self.manifest.index)
+        return Applier.restored(pieces, self.manifest.boundary, new_machine(), new_sessions(), name)
 
     def sync(self) -> None:
         """Make the names of all chunks durable."""

@@ -35,7 +35,6 @@ from ..boundary import Boundary
 from ..errors import SnapshotDamaged, SnapshotForeign
 from ..machine import StateMachine
 from ..sessions.table import Sessions
-from .content import restore_content
 from .manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Chunk, Manifest, decode_manifest
 
 SNAPSHOTS_FOLDER = "snapshots"
@@ -367,11 +366,10 @@ def restore_newest(
         # New ones for each: a machine that met a damaged chunk may be half restored.
         machine, sessions = new_machine(), new_sessions()
         try:
-            restore_content(store.pieces(manifest), machine, sessions, snapshot_name(manifest.index))
+            name = snapshot_name(manifest.index)
+            return Applier.restored(store.pieces(manifest), manifest.boundary, machine, sessions, name)
         except SnapshotDamaged as damage:
             store.quarantine(manifest.index, damage)
-        else:
-            return Applier(machine, boundary=manifest.boundary, sessions=sessions)
     return Applier(new_machine(), sessions=new_sessions())
 
 

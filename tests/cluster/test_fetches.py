@@ -23,7 +23,6 @@ from quire.sm import (
     Owner,
     Sessions,
     SnapshotStore,
-    content_of,
     write_snapshot,
 )
 
@@ -55,7 +54,7 @@ class Leader:
     def __init__(self) -> None:
         boundary = Boundary(Tail(INDEX, 7, 1_800_000_000_000_000, 0xABCD), 0, [VOTER], ((0, 0), (7, 90)), bytes(16))
         self.store = SnapshotStore.open(Disk().directory(), OWNER)
-        content = content_of(ArithmeticMachine(), Sessions())
+        content = Applier(ArithmeticMachine()).content()
         write_snapshot(self.store.begin(INDEX), self.store.owner, boundary, content, chunk_bytes=2)
         self.complete: Manifest = self.store.complete(INDEX)
         self.dials = 0

@@ -27,7 +27,6 @@ from quire.sm import (
     Sessions,
     SnapshotPart,
     SnapshotStore,
-    content_of,
     snapshot_name,
     write_snapshot,
 )
@@ -48,7 +47,7 @@ class Leader:
             Tail(S, EPOCH, 1_800_000_000_000_000, 0xABCD), 0, [], ((0, 0), (1, 1), (EPOCH, 90)), bytes(16)
         )
         self.store = SnapshotStore.open(Disk().directory(), Owner(cluster_id, ("arithmetic", 1)))
-        write_snapshot(self.store.begin(S), self.store.owner, boundary, content_of(machine, Sessions()), chunk_bytes=2)
+        write_snapshot(self.store.begin(S), self.store.owner, boundary, Applier(machine).content(), chunk_bytes=2)
         self.manifest: Manifest = self.store.complete(S)
 
 

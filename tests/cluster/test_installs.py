@@ -28,11 +28,9 @@ from quire.sm import (
     Applier,
     ArithmeticMachine,
     Owner,
-    Sessions,
     SnapshotDamaged,
     SnapshotStore,
     StateMachine,
-    content_of,
     snapshot_name,
     write_snapshot,
 )
@@ -410,7 +408,7 @@ def taken(disk: Disk) -> SnapshotStore:
     """A store with one snapshot of several chunks."""
     store = SnapshotStore.open(disk.directory(), Owner(bytes(16), ("arithmetic", 1)))
     boundary = Boundary(Tail(INDEX, 1, 1, 1), 0, [VOTER])
-    content = content_of(ArithmeticMachine(), Sessions())
+    content = Applier(ArithmeticMachine()).content()
     write_snapshot(store.begin(INDEX), store.owner, boundary, content, chunk_bytes=2)
     store.complete(INDEX)
     return store

@@ -12,7 +12,7 @@ from quire.cluster.data_dir.genesis import make_genesis, read_genesis
 from quire.cluster.node.views.status import visible_bounds
 from quire.log import FEATURES, walk_frames
 from quire.replication import Member, Members, Role
-from quire.sm import STATE_BYTES, Applier, ArithmeticMachine, KvMachine, restore_content, state_room
+from quire.sm import STATE_BYTES, Applier, ArithmeticMachine, KvMachine, state_room
 from tests.cluster.running import RunningCluster, applied_index, running_cluster, started
 from tests.sm.frames import Frames
 
@@ -59,8 +59,7 @@ def test_a_restored_replica_refuses_what_the_others_refuse() -> None:
 
     made = read_genesis(frame)
     machine, sessions = made.new_machine(KvMachine), made.new_sessions()
-    restore_content(applier.content(), machine, sessions, "a snapshot")
-    other = Applier(machine, boundary=applier.boundary, sessions=sessions)
+    other = Applier.restored(applier.content(), applier.boundary, machine, sessions, "a snapshot")
 
     next_ = frames.records([PUTS[1], ["put", "a", "short"], PUTS[1]])
     assert applier.apply(next_).refused[0][:2] == [0, "STATE_FULL"]

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from quire.log import Frame, Run, pack, unpack
-from quire.sm import Applied, Applier, Context, Refused, Sessions, restore_content
+from quire.sm import Applied, Applier, Context, Refused, Sessions
 from tests.sm.frames import Frames
 
 
@@ -110,9 +110,8 @@ class Desk:
     def restart(self) -> None:
         """Continue from a snapshot of the current state, as a restarted replica does."""
         content, boundary = list(self.applier.content()), self.applier.boundary
-        self.ledger, sessions = Ledger(), Sessions(**self.limits)
-        restore_content(content, self.ledger, sessions, "a snapshot")
-        self.applier = Applier(self.ledger, boundary=boundary, sessions=sessions)
+        self.ledger = Ledger()
+        self.applier = Applier.restored(content, boundary, self.ledger, Sessions(**self.limits), "a snapshot")
 
     def content(self) -> bytes:
         """What a snapshot holds now."""

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from quire.log import Frame, Run, pack
-from quire.sm import Applier, Context, Sessions, restore_content
+from quire.sm import Applier, Context, Sessions
 from quire.sm.sessions.replies import TAIL_BYTES, TAIL_COMMANDS
 from tests.cluster.machines import Wide
 from tests.sm.frames import Frames, boundary_at
@@ -160,8 +160,8 @@ def test_replicas_that_applied_the_same_hold_the_same_a_restored_one_too() -> No
     other = Applier(Counting(), boundary=boundary_at(1), sessions=Sessions(**desk.limits))
     for frame in desk.log:
         other.apply(frame)
-    restored = Applier(Counting(), boundary=other.boundary, sessions=Sessions(**desk.limits))
-    restore_content(other.content(), restored.machine, restored.sessions, "a snapshot")
+    sessions_again = Sessions(**desk.limits)
+    restored = Applier.restored(other.content(), other.boundary, Counting(), sessions_again, "a snapshot")
     desk.send_runs(*((session, 9, [5]) for session in sessions))
     for replica in (other, restored):
         replica.apply(desk.log[-1])

@@ -3,8 +3,8 @@
 import pytest
 
 from quire.log import SESSION_TTL
-from quire.sm import ApplyFailed, Assumed, Executed, Sessions, SessionStatus, SnapshotDamaged, content_of
-from quire.sm.snapshots.content import PAIRS_IN_A_ROW
+from quire.sm import Applier, ApplyFailed, Assumed, Executed, Sessions, SessionStatus, SnapshotDamaged
+from quire.sm.snapshots.content import ROWS_IN_A_ROW
 from tests.sm.ledger import Desk, Ledger, codes
 from tests.sm.test_snapshot import restored
 
@@ -114,9 +114,9 @@ def test_a_snapshot_restores_owners_whether_sessions_expire_or_not() -> None:
 
 def test_more_owners_than_one_row_holds_are_restored() -> None:
     sessions = Sessions()
-    for number in range(1, PAIRS_IN_A_ROW + 2):
+    for number in range(1, ROWS_IN_A_ROW + 2):
         sessions.open(number, None, owner="alice")
-    _, again = restored(content_of(Ledger(), sessions))
+    _, again = restored(Applier(Ledger(), sessions=sessions).content())
     assert again.all_owned() == sessions.all_owned()
 
 
@@ -124,8 +124,8 @@ def test_an_owner_of_a_session_that_a_snapshot_lacks_is_damage() -> None:
     sessions = Sessions()
     sessions.open(1, "a", owner="alice")
     sessions.replies.clear()
-    with pytest.raises(SnapshotDamaged, match="session table"):
-        restored(content_of(Ledger(), sessions))
+    with pytest.raises(SnapshotDamaged, match="its tables cannot be read"):
+        restored(Applier(Ledger(), sessions=sessions).content())
 
 
 def test_an_owner_changes_the_snapshot_and_the_digest_and_none_changes_neither() -> None:

@@ -19,11 +19,9 @@ from quire.sm import (
     Refused,
     Sessions,
     SnapshotDamaged,
-    content_of,
-    restore_content,
 )
 from quire.sm.boundary import MAX_EPOCHS
-from quire.sm.snapshots.content import PAIRS_IN_A_ROW
+from quire.sm.snapshots.content import ROWS_IN_A_ROW
 from quire.sm.snapshots.manifest import Chunk, decode_manifest
 from tests.packed import unpacked
 from tests.sm.frames import Frames
@@ -39,7 +37,7 @@ def cut(content: bytes, size: int) -> list[bytes]:
 
 def restored(content: Iterable[bytes], **limits: int) -> tuple[Ledger, Sessions]:
     ledger, sessions = Ledger(), Sessions(**limits)
-    restore_content(content, ledger, sessions, "a snapshot")
+    Applier.restored(content, LOG_START, ledger, sessions, "a snapshot")
     return ledger, sessions
 
 
@@ -164,7 +162,7 @@ def test_however_the_content_is_cut_it_is_read_back(size: int) -> None:
     content = desk.content()
     ledger, sessions = restored(cut(content, size))
     assert ledger.executed == desk.ledger.executed
-    assert b"".join(content_of(ledger, sessions)) == content
+    assert b"".join(Applier(ledger, sessions=sessions).content()) == content
 
 
 def test_a_session_that_was_restored_answers_a_retry_and_executes_nothing() -> None:
@@ -195,10 +193,10 @@ def test_fenced_sessions_stay_fenced_and_the_oldest_is_forgotten_first() -> None
 
 def test_more_fenced_sessions_than_one_row_holds_are_kept() -> None:
     sessions = Sessions()
-    sessions.put_fenced((old, old + 1) for old in range(PAIRS_IN_A_ROW + 1))
-    content = list(content_of(LogMachine(), sessions))
+    sessions.put_fenced((old, old + 1) for old in range(ROWS_IN_A_ROW + 1))
+    content = list(Applier(LogMachine(), sessions=sessions).content())
     again = Sessions()
-    restore_content(content, LogMachine(), again, "a snapshot")
+    Applier.restored(content, LOG_START, LogMachine(), again, "a snapshot")
     assert again.all_fenced() == sessions.all_fenced()
 
 
@@ -245,7 +243,7 @@ def test_a_result_that_no_list_can_be_a_key_of_is_restored() -> None:
     applier.apply(frames.system({"type": "open_session", "name": None}))
     applier.apply(frames.records([["x"]], session=1, sequence=1))
     sessions = Sessions()
-    restore_content(applier.content(), Keyed(), sessions, "a snapshot")
+    Applier.restored(applier.content(), LOG_START, Keyed(), sessions, "a snapshot")
     assert sessions.replies[1].results == [{(1, 2): (3,)}]
 
 
@@ -254,7 +252,7 @@ def test_the_built_in_machines_are_restored_as_they_were(machine: Any) -> None:
     applier, frames = Applier(machine()), Frames()
     applier.apply(frames.records([["div", 3], ["mul", "1e6000"], ["sub", "0.5"]]))
     again = machine()
-    restore_content(applier.content(), again, Sessions(), "a snapshot")
+    Applier.restored(applier.content(), LOG_START, again, Sessions(), "a snapshot")
     assert again.query(None) == applier.state()
 
 
@@ -270,7 +268,7 @@ def test_content_that_ends_early_or_is_another_thing_is_damage() -> None:
     with pytest.raises(SnapshotDamaged, match="an unknown row"):
         restored([len(row).to_bytes(4, "little") + row])
     row = pack([2, 1, "a", 1, 1, [1], [[7, 0, False]], b""])  # a sheet that never came
-    with pytest.raises(SnapshotDamaged, match="its session table cannot be read"):
+    with pytest.raises(SnapshotDamaged, match="its tables cannot be read"):
         restored([len(row).to_bytes(4, "little") + row])
 
 
