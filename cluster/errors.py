@@ -3,13 +3,13 @@
 The classes say whose fault it was; the values are attributes:
 
 - the caller's: Malformed, CommandsRefused, QueryRefused, LimitExceeded, WrongIndex, Truncated, SequenceRefused,
-  SessionRefused, SessionOwned, SessionUnknown, NodeUnknown, SnapshotUnknown, MembersFull, ChangeUnderWay,
-  ChangeRefused, AddressUnusable, OutOfBounds, NotCommitted, Expired,
-  NotInThisMode, BodyTimeout, HostRefused, OriginRefused, Unauthorized, Forbidden
+  SessionRefused, SessionOwned, SessionUnknown, CursorUnknown, CursorRefused, NodeUnknown, SnapshotUnknown, MembersFull,
+  ChangeUnderWay, ChangeRefused, AddressUnusable, OutOfBounds, NotCommitted, Expired, NotInThisMode, BodyTimeout,
+  HostRefused, OriginRefused, Unauthorized, Forbidden
 - temporary, so retry here or elsewhere (nothing was written): NotLeader, NoLeader, LeaderUnreachable, Overloaded,
   NodeStopping, TransferFailed, NodeUnreachable, DiskFullError, ResourcesExhaustedError, StateUnavailable, CorruptHere,
-  SessionsFull, SnapshotFailed, and of a change of members: LeaderNotServing, NodeNotConnected, NodeBehind,
-  VotersUnheard
+  SessionsFull, CursorsFull, FeatureNotInUse, SnapshotFailed, and of a change of members: LeaderNotServing,
+  NodeNotConnected, NodeBehind, VotersUnheard
 - the machine's: CheckFailedError (nothing was written), MachineFailed
 - the outcome is unknown: OutcomeUnknown
 """
@@ -188,6 +188,55 @@ class SessionsFull(ClusterError):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class CursorUnknown(ClusterError):
+    """There is no such cursor."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no cursor {_shown(name)}; `quire cursor list` shows all")
+        self.name = name
+
+
+class CursorRefused(ClusterError):
+    """The cursor was left as it is, at `current`; `code` says why. `current` is None if it is not there."""
+
+    def __init__(self, name: str, code: str, wanted: int, current: int | None) -> None:
+        super().__init__(f"{code}: {_cursor_reason(_shown(name), code, wanted, current)}")
+        self.code = code
+        self.current = current
+
+
+def _cursor_reason(name: str, code: str, wanted: int, current: int | None) -> str:
+    match code:
+        case "CURSOR_BACK":
+            return f"the cursor {name} is at {current}, and goes back to {wanted} only with rewind"
+        case "CURSOR_BEYOND":
+            return f"index {wanted} is beyond the end of the log"
+        case "CURSOR_TAKEN":
+            return f"another consumer took the cursor {name}, or an operator moved it; it is at {current}"
+        case "CURSOR_MOVED":
+            return f"the cursor {name} is at {current}, and not where it was expected"
+        case _:
+            return f"the cursor {name} is at {current}"
+
+
+class CursorsFull(ClusterError):
+    """There are as many cursors as there may be; nothing was created."""
+
+    def __init__(self) -> None:
+        super().__init__("there are as many cursors as there may be; delete some: `quire cursor delete NAME`")
+
+
+class FeatureNotInUse(ClusterError):
+    """The cluster does not use a feature yet, since a member runs an older version; nothing was written."""
+
+    def __init__(self, feature: str) -> None:
+        super().__init__(
+            f"the log does not use the feature {feature!r} yet: a member runs a version without it; upgrade it "
+            "(`quire members` shows the versions)"
+        )
+        self.feature = feature
 
 
 class OutOfBounds(ClusterError):

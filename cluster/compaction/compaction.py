@@ -5,7 +5,7 @@ and what continues after an install (`AfterInstall`).
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from ..config.serve import ServeConfig
 from ..errors import StateUnavailable
 from ..node.writing import Waiter
 from .installing import AfterInstall, Installing
-from .retention import EXPIRY_PAUSE_S, Limits, Retention
+from .retention import EXPIRY_PAUSE_S, Limits, Needed, Retention
 from .serving import SnapshotReads, StoreSource
 from .snapshotting import SnapshotOptions, Snapshotting
 
@@ -49,8 +49,9 @@ class Compaction:
         session: ClientSession,
         config: ServeConfig,
         failed: Callable[[Exception], None],
+        needed: Callable[[], Sequence[Needed]],
     ) -> None:
-        """`session` is for dialling peers."""
+        """`session` is for dialling peers; `needed` are the needs of the cursors that may hold the log."""
         trust, me = replica.network.trust, replica.network.me
         self.store = store
         self.snapshotting = Snapshotting(
@@ -81,6 +82,7 @@ class Compaction:
             replica.driver.expire,
             lambda: store.manifests,
             limits,
+            needed,
         )
         self._failed = failed
         self._expiring: asyncio.Task[None] | None = None

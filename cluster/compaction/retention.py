@@ -7,6 +7,7 @@ expires. The floor is the lowest of the holds:
     stream      the records not yet shipped on a follower's stream, up to `retention_follower_bytes`
     install     the snapshot that a follower is fetching
     follower    the records that a node lacks, by its last report to this leader, up to `retention_follower_bytes`
+    cursor      the records that a cursor's consumer has not read, up to the cursor's `hold_bytes`
 
 A follower that lacks more gets a snapshot, even if its stream is open but slower than the log's limits allow.
 
@@ -14,8 +15,8 @@ A restart needs a snapshot and the whole log after it. A snapshot may turn out t
 Someone may have removed a snapshot's files, so they are checked before any segment expires.
 """
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from quire.log import Expirable, Expiry, Log, time_since_boot, wall_clock
 from quire.replication import Disk
@@ -25,6 +26,7 @@ from quire.sm import KEPT_SNAPSHOTS, Manifest
 
 MICROSECONDS_A_MS = 1_000
 EXPIRY_PAUSE_S = 1.0
+MAX_ALARMS = 10
 NOTHING = Expirable(0, 0, 0)
 
 
@@ -46,6 +48,25 @@ class Limits(NamedTuple):
         return self.age_ms * MICROSECONDS_A_MS or None
 
 
+class Needed(Protocol):
+    """What the consumer of a cursor needs: the records from `index` on, and up to so many bytes of the log for them."""
+
+    @property
+    def name(self) -> str:
+        """The cursor's."""
+        ...
+
+    @property
+    def index(self) -> int:
+        """The first record that its consumer has not read."""
+        ...
+
+    @property
+    def hold_bytes(self) -> int:
+        """How many bytes of the log may be kept for it."""
+        ...
+
+
 class Hold(NamedTuple):
     """A reason to keep every record from `index` on."""
 
@@ -65,10 +86,12 @@ class Retention:
         remove: Callable[[Callable[[], Expiry | None]], None],
         manifests: Callable[[], list[Manifest]],
         limits: Limits,
+        needed: Callable[[], Sequence[Needed]] = tuple,
         clock: Callable[[], int] = wall_clock,
         now: Callable[[], int] = time_since_boot,
     ) -> None:
         """`positions` are what others reported to this leader, by node id; `remove` is as `Driver.expire`.
+        `needed` are the needs of the cursors that may hold the log.
 
         `clock` is the wall clock, `now` the time since boot; both in microseconds.
         """
@@ -79,6 +102,9 @@ class Retention:
         self._remove = remove
         self._manifests = manifests
         self._limits = limits
+        self._needed = needed
+        self._gave_way: dict[str, tuple[int, int]] = {}
+        """The index and the hold, by name, of the cursors that need more of the log than they may hold."""
         self._ages = disk.log.expiry.ages(clock, now)
         self.expired_segments = 0
         """Segments expired since this node started."""
@@ -88,7 +114,7 @@ class Retention:
 
     def holds(self) -> list[Hold]:
         """All holds, the lowest first."""
-        return sorted([self._of_snapshots(), *self._of_followers()], key=lambda hold: hold.index)
+        return sorted([self._of_snapshots(), *self._of_followers(), *self._of_cursors()], key=lambda hold: hold.index)
 
     def _of_snapshots(self) -> Hold:
         kept = [manifest.index for manifest in self._manifests()]
@@ -117,6 +143,30 @@ class Retention:
             if index >= lowest and (lacking := lacking_bytes(self._log, index)) <= most
         ]
         return fetching + lagging
+
+    def _of_cursors(self) -> list[Hold]:
+        """The lowest hold of a cursor. One that needs too much has no hold until its consumer gets on."""
+        former, self._gave_way = self._gave_way, {}
+        holds: list[Hold] = []
+        for each in sorted(self._needed(), key=lambda needed: needed.index):
+            needs = each.index, each.hold_bytes
+            # What lies above an index only grows, so it need not be measured again; nor above one that fits.
+            if former.get(each.name) == needs or (not holds and lacking_bytes(self._log, each.index) > each.hold_bytes):
+                self._gave_way[each.name] = needs
+            elif not holds:
+                why = (
+                    f"the consumer of the cursor {each.name} has read what is below; it holds {each.hold_bytes:,} bytes"
+                )
+                holds.append(Hold("cursor", each.index, why))
+        return holds
+
+    def alarms(self) -> list[str]:
+        """An alarm for each cursor that no longer holds the log, at most MAX_ALARMS."""
+        return [
+            f"the cursor {name} no longer holds the log: its consumer has read up to index {index}, and the rest is "
+            f"more than the {hold_bytes:,} bytes that it may hold, so records may expire before they are read"
+            for name, (index, hold_bytes) in sorted(self._gave_way.items())[:MAX_ALARMS]
+        ]
 
     def due(self) -> Expirable:
         """What would expire now."""

@@ -43,6 +43,7 @@ from .request import (
 from .routes.admin import post_accept_code, post_expire, post_snapshot, post_transfer
 from .routes.cluster import get_cluster
 from .routes.commands import post_commands
+from .routes.cursors import delete_cursor, get_cursor, get_cursors, put_cursor
 from .routes.members import delete_member, get_members, patch_member, post_members
 from .routes.peers import PEER_ROUTES
 from .routes.ranges import get_records
@@ -62,6 +63,7 @@ SLOW_REQUEST_S = 1.0  # A request that takes longer is logged, unless it waits o
 IDENTITY = "identity"
 READ_HEADERS = ("Accept", "Content-Type")
 READING_METHODS = frozenset({"GET", "HEAD"})
+CURSOR_PATH = "/cursors/{name:.+}"  # A name may have slashes.
 QUERY_PATH = "/query"  # A POST that writes nothing.
 REFUSALS = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})  # They tell a stranger nothing else.
 EXPECTED_ERRORS = (ClusterError, web.HTTPException, HttpProcessingError, web.RequestPayloadError)
@@ -74,6 +76,10 @@ ROUTES = (
     Route("POST", "/sessions/close", post_close, Role.WRITE),
     Route("GET", "/sessions/{session}", get_session, Role.READ),
     Route("DELETE", "/sessions/{session}", delete_session, Role.WRITE),
+    Route("GET", "/cursors", get_cursors, Role.READ),
+    Route("PUT", CURSOR_PATH, put_cursor, Role.WRITE),
+    Route("GET", CURSOR_PATH, get_cursor, Role.READ),
+    Route("DELETE", CURSOR_PATH, delete_cursor, Role.WRITE),
     Route("POST", "/records", post_records, Role.WRITE),
     Route("GET", "/records", get_records, Role.READ),
     Route("GET", "/records/{index}", get_record, Role.READ),

@@ -36,7 +36,10 @@ from .health import Health
 from .leadership import Leadership
 from .membership import Changes
 from .reading import Reading
-from .sessions import SessionLookup
+from .tables.cursor_lag import CursorLags
+from .tables.cursors import CursorWrites
+from .tables.reads import TableReads
+from .tables.sessions import SessionLookup
 from .writing import Pending, Waiter, WriteCounts, Writing
 
 COALESCED_BYTES = 1 << 20  # All waiting writes go into one frame, up to this size.
@@ -232,6 +235,8 @@ class Components:
     writing: Writing
     reading: Reading
     sessions: SessionLookup
+    cursors: CursorWrites
+    cursor_lags: CursorLags
     changes: Changes
     compaction: Compaction
     code: MachineCode
@@ -263,12 +268,16 @@ class Components:
         factories = Factories(partial(genesis.new_machine, resources.machine_type), genesis.new_sessions)
         after_install = AfterInstall(applying, pending, node.digests)
         session, store = resources.http, data_dir.snapshots
-        compaction = Compaction(store, disk, replica, after_install, factories, session, config, health.failed)
+        cursor_lags = CursorLags(log, lambda: reading.bounds, lambda: applying.applier.cursors)
+        compaction = Compaction(
+            store, disk, replica, after_install, factories, session, config, health.failed, cursor_lags.needed
+        )
         installs = compaction.installing
         ports: Ports[Waiter] = Ports(pending, reading, applying, leadership, changes, installs, health)
         replica.connect(ports, leadership, node.digests.reported)
         applying.connect(ApplyPorts(pending, node.digests, compaction.snapshotting, health))
-        sessions = SessionLookup(leadership, reading, applying, writing, timeout_ms)
+        reads = TableReads(leadership, reading, applying, writing, timeout_ms)
+        sessions, cursors = SessionLookup(reads), CursorWrites(reads, writing, timeout_ms)
         return cls(
             genesis,
             log,
@@ -278,6 +287,8 @@ class Components:
             writing,
             reading,
             sessions,
+            cursors,
+            cursor_lags,
             changes,
             compaction,
             resources.code,

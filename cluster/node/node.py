@@ -119,6 +119,8 @@ class Node:
         components.compaction.start()
         levels = log_levels(replica, self.config.data_dir, self._look_s)
         self._watches.append(watched_task(levels, "fitness", self.health.failed))
+        looking = components.cursor_lags.look_forever()
+        self._watches.append(watched_task(looking, "cursors", self.health.failed))
         self._log_standing_alarms()
         journal.info("running", cluster_id=genesis.cluster_id.hex(), bounds=tuple(components.log.bounds))
 

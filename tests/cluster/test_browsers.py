@@ -322,7 +322,7 @@ async def test_a_page_of_an_allowed_origin_may_ask_first_and_read_the_answer(sit
     problem = await site.get(f"Origin: {PAGE}", path="/nowhere")
 
     assert preflight.status == 204
-    assert preflight.headers["access-control-allow-methods"] == "GET, HEAD, POST, PATCH, DELETE"
+    assert preflight.headers["access-control-allow-methods"] == "GET, HEAD, POST, PUT, PATCH, DELETE"
     sendable = preflight.headers["access-control-allow-headers"].split(", ")
     assert sendable == [
         "authorization",

@@ -29,7 +29,7 @@ from ..request import FORWARDED
 HEALTH_PATHS = frozenset({"/healthz", "/readyz"})  # A health check may reach a node under any name.
 STREAM_PATH = "/commands/stream"
 LOCALHOST = "localhost"
-METHODS = "GET, HEAD, POST, PATCH, DELETE"
+METHODS = "GET, HEAD, POST, PUT, PATCH, DELETE"
 PREFLIGHT_S = 600  # How long a browser may remember what an origin may send.
 SITE = "Sec-Fetch-Site"
 OWN_SITES = frozenset({"same-origin", "none"})  # none: its user typed the address, for example.

@@ -16,7 +16,7 @@ from quire.sm import SESSION_CODES, Applier, ApplyFailed
 
 from ...errors import CommandsRefused, LimitExceeded, OutcomeUnknown, SessionRefused, WrongIndex, session_refused
 from ...node.components import Components
-from ...node.sessions import refuse_other_history
+from ...node.tables.sessions import refuse_other_history
 from ...node.writing import FutureWaiter, WriteReply
 from ..admission.authorization import caller_of
 from ..answer_size import first_results, results_within

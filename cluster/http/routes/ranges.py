@@ -17,7 +17,7 @@ from quire.sm import ApplyFailed
 
 from ...errors import Expired, Malformed, OutOfBounds
 from ...node.components import NodeView
-from ...node.sessions import refuse_other_history
+from ...node.tables.sessions import refuse_other_history
 from ...node.views.status import visible_bounds
 from ...rows import line_of
 from ..admission.admission import ADMISSION

@@ -15,6 +15,7 @@ from quire.replication.lag import MICROSECONDS
 from quire.sm import StateRoom
 
 from ..components import NodeView
+from ..tables.cursor_lag import CursorLags
 from ..turns import Turns
 from .status import node_status
 
@@ -101,9 +102,10 @@ class _NodeCollector(Collector):
         text = "Size of the machine's state as counted towards its limit, in bytes; 0 if it is not counted"
         yield GaugeMetricFamily("quire_state_bytes", text, value=room.size)
         yield GaugeMetricFamily("quire_state_limit_bytes", "Limit of the machine's state, 0 for none", value=room.limit)
-        if "log_bytes" in status:
+        if self._node.formed is not None and "log_bytes" in status:
             yield GaugeMetricFamily("quire_log_bytes", "Size of the log's files", value=status["log_bytes"])
             yield from _compaction(status["snapshots"], status["expiry"])
+            yield from _cursors(self._node.formed.cursor_lags, status["clock"])
         for unit, value in status.get("lag", {}).items():
             yield GaugeMetricFamily(f"quire_lag_{unit}", f"How many {unit} the node is behind its leader", value=value)
         for unit, value in status.get("apply_lag", {}).items():
@@ -189,6 +191,20 @@ def _compaction(snapshots: dict[str, Any], expiry: dict[str, Any]) -> Iterator[M
         yield GaugeMetricFamily(f"quire_{name}", text, value=value)
     text = "Segments that expired since the node's start"
     yield CounterMetricFamily("quire_expired_segments", text, value=expiry["expired_segments"])
+
+
+def _cursors(lags: CursorLags, clock: int) -> Iterator[Metric]:
+    """The number of cursors, and the lag of those that are furthest behind."""
+    yield GaugeMetricFamily("quire_cursors", "Cursors in the log", value=len(lags))
+    shown = lags.shown(clock)
+    for unit, text in (
+        ("records", "How many indices the first record that a cursor's consumer has not read is below the end"),
+        ("seconds", "How old that record is; 0 if the consumer has read all"),
+    ):
+        family = GaugeMetricFamily(f"quire_cursor_lag_{unit}", text, labels=["cursor"])
+        for read, lag in shown:
+            family.add_metric([read.name], lag.records if unit == "records" else lag.seconds)
+        yield family
 
 
 def _lags_of_others(nodes: dict[str, dict[str, dict[str, float]]]) -> Iterator[Metric]:

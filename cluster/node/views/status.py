@@ -17,11 +17,13 @@ from ...config.access import INSECURE
 from ...data_dir.genesis import ignored_settings
 from ..components import Components, NodeView
 from ..digests import Difference, Digests
+from ..tables.cursor_lag import cursor_rows
 from ..writing import Waiter
 from .awaiting import forming_sentence, no_leader_sentence
 from .fitness import fitness_document, sentences, unready_reasons
 
 DOUBT_ADVICE = "restart it, so that it applies the log again; if it still differs, move its data_dir away and rejoin it"
+CURSORS_SHOWN = 10
 CLOCK_ALARM_US = 10_000_000
 """A voter whose clock differs from the majority's by more than this raises an alarm. NTP keeps clocks far closer."""
 
@@ -70,6 +72,7 @@ def node_status(node: NodeView) -> dict[str, Any]:
         "features": sorted(applying.features),
         "log_bytes": log.size,
         **components.compaction.document(),
+        "cursors": _cursors(components, clock),
         "lag": replica.lags.own(clock)._asdict(),
         "apply_lag": replica.lags.own_apply(applying.applied_index, clock)._asdict(),
         "members": _rows(status.members),
@@ -94,6 +97,12 @@ def node_status(node: NodeView) -> dict[str, Any]:
     elif (stream := replica.network.reports.stream) is not None:
         document["stream"] = {"from_index": stream.from_index, "received_bytes": stream.received_bytes}
     return document
+
+
+def _cursors(components: Components, clock: int) -> dict[str, object]:
+    """How many cursors there are, and those that are furthest behind, as of the last look at them."""
+    lags = components.cursor_lags
+    return {"count": len(lags), "behind": cursor_rows(lags.behind(clock)[:CURSORS_SHOWN])}
 
 
 def _leadership(node: NodeView) -> dict[str, object]:
@@ -148,7 +157,8 @@ def _doubt(node: NodeView, components: Components) -> str | None:
 
 
 def alarms(components: Components, digests: Digests, fitness: list[str]) -> list[str]:
-    """The alarms for an operator: its unfitness (`fitness_alarms`), duplicates of it, a lost or overdue snapshot.
+    """The alarms for an operator: its unfitness (`fitness_alarms`), duplicates of it, a lost or overdue snapshot, and
+    cursors that hold no more or whose records expired.
 
     Also nodes whose digest differs from this node's, implausible messages from peers (rules 18 and 19), and, on a
     leader, clocks that are wrong.
@@ -157,6 +167,7 @@ def alarms(components: Components, digests: Digests, fitness: list[str]) -> list
     status = replica.core.status()
     differing = [difference.alarm(node_id) for node_id, difference in digests.differing.items()]
     own = [alarm for alarm in (*fitness, components.compaction.snapshotting.alarm) if alarm]
+    own += [*components.compaction.retention.alarms(), *components.cursor_lags.alarms()]
     clocks = clock_alarms({} if status.leader is None else status.leader.clock_offsets_us)
     return sorted([*replica.network.reports.alarms.values(), *status.alarms.values(), *differing, *clocks, *own])
 

@@ -40,8 +40,9 @@ class Expiring:
             limits = Limits(form.retention_bytes, 0, form.retention_follower_bytes)
             clock = self._life.node.clocks.clock
             # Nobody reports positions here.
+            manifests = self._snapshots
             retention = Retention(
-                self._disk, self._core.status, {}, self._expire, lambda: self._snapshots.manifests, limits, clock
+                self._disk, self._core.status, {}, self._expire, lambda: manifests.manifests, limits, clock=clock
             )
             try:
                 self._snapshots.check_newest()

@@ -6,41 +6,26 @@ the table of a leader that has not applied everything yet can answer for the ses
 is looked up linearizably, at a frame boundary.
 """
 
-import asyncio
-from collections.abc import Callable
-from typing import TypeVar
+from quire.sm import SessionStatus, owned_by_another
 
-from quire.sm import ApplyFailed, Sessions, SessionStatus, owned_by_another
-
-from ..errors import HistoryChanged, SessionOwned, SessionUnknown, StateUnavailable, session_refused
-from .applying import Applying
-from .reading import Reading, late_read
-from .writing import LeaderState, Writing
-
-T = TypeVar("T")
+from ...errors import HistoryChanged, SessionOwned, SessionUnknown, session_refused
+from .reads import TableReads
 
 
 class SessionLookup:
     """Finds open sessions; linearizable, so it is for the leader. A caller without a name may use all of them."""
 
-    def __init__(
-        self, leadership: LeaderState, reading: Reading, applying: Applying, writing: Writing, timeout_ms: int
-    ) -> None:
-        """A lookup takes at most `timeout_ms`."""
-        self._leadership = leadership
-        self._reading = reading
-        self._applying = applying
-        self._writing = writing
-        self._timeout_ms = timeout_ms
+    def __init__(self, reads: TableReads) -> None:
+        self._reads = reads
 
     async def caught_up(self) -> None:
         """Return once this node has applied everything that was acknowledged before. Raises as `find`."""
-        await self._read(lambda _: None)
+        await self._reads.read(lambda _: None)
 
     @property
     def window(self) -> int:
         """How many commands of a session may be in flight and can be retried."""
-        return self._applying.applier.sessions.session_window
+        return self._reads.applier.sessions.session_window
 
     async def find(self, session: int) -> SessionStatus | None:
         """The status of a session; None if it is not open.
@@ -49,7 +34,7 @@ class SessionLookup:
             NotLeader, NoLeader: this node does not lead.
             StateUnavailable: this node cannot answer, or no majority confirmed its leadership in time.
         """
-        return await self._read(lambda table: table.find(session))
+        return await self._reads.read(lambda applier: applier.sessions.find(session))
 
     async def is_open_for(self, session: int, caller: str | None) -> bool:
         """Whether the session is open. Before that is denied, it is looked up linearizably, since it may be new.
@@ -58,17 +43,16 @@ class SessionLookup:
             SessionOwned: it belongs to another than `caller`.
             NotLeader, NoLeader, StateUnavailable: as `find`.
         """
-        if (error := self._leadership.not_leader()) is not None:
-            raise error
+        self._reads.refuse_follower()
         # In the middle of a frame this may find a session that the frame closes; its commands are refused at apply.
-        status = self._applying.applier.sessions.find(session) or await self.find(session)
+        status = self._reads.applier.sessions.find(session) or await self.find(session)
         if status is not None:
             _refuse_others(status, caller)
         return status is not None
 
     async def open_among(self, sessions: list[int], caller: str | None) -> list[int]:
         """Those of the sessions that are open, linearizable. Raises as `is_open_for`."""
-        found = await self._read(lambda table: [table.find(session) for session in sessions])
+        found = await self._reads.read(lambda applier: [applier.sessions.find(session) for session in sessions])
         for status in found:
             if status is not None:
                 _refuse_others(status, caller)
@@ -83,26 +67,14 @@ class SessionLookup:
         """
         if await self.is_open_for(session, caller):
             return
-        refusal = self._applying.applier.sessions.refusal(session)
+        refusal = self._reads.applier.sessions.refusal(session)
         if refusal.code in ("SESSION_FENCED", "HISTORY_CHANGED"):
             raise session_refused(refusal.code, refusal.text, [])
         raise SessionUnknown(session)
 
     async def page(self, after: int, most: int, prefix: str) -> tuple[list[tuple[SessionStatus, int]], int | None]:
         """A page of the open sessions, as `Sessions.page`. Raises as `find`."""
-        return await self._read(lambda table: table.page(after, most, prefix))
-
-    async def _read(self, read: Callable[[Sessions], T]) -> T:
-        if (error := self._leadership.not_leader()) is not None:
-            raise error
-        try:
-            async with asyncio.timeout(self._timeout_ms / 1000):
-                await self._reading.linearize()
-                return await self._applying.at_boundary(lambda applier: read(applier.sessions), on_loop=True)
-        except ApplyFailed as failure:
-            raise StateUnavailable(str(failure)) from failure
-        except TimeoutError:
-            raise StateUnavailable(late_read("linearizable", self._timeout_ms, self._writing.backlog)) from None
+        return await self._reads.read(lambda applier: applier.sessions.page(after, most, prefix))
 
 
 def refuse_other_history(asked: str, own: str) -> None:

@@ -1,0 +1,134 @@
+"""`/cursors`: positions of readers in the log, which last (sm/cursors.py has their rules)."""
+
+import re
+from typing import Any
+
+from aiohttp import web
+
+from quire.log import wall_clock
+from quire.sm import CURSOR_NAME_BYTES, TOKEN_BYTES, Cursor, CursorRow
+
+from ...errors import Malformed
+from ...node.components import Components
+from ..api import API
+from ..bodies import answer, decode_document, read_body
+from ..request import INDEX_HIGHEST, integer_of, parameters_of
+
+BODY_BYTES = 4096
+PAGE_CURSORS = 1_000
+BODY = '{"index": n}, and perhaps "expected", "rewind", "hold_bytes", "token", "take"'
+FIELDS = frozenset({"index", "expected", "rewind", "hold_bytes", "token", "take"})
+
+# One spelling for a name: nothing that a URL or a terminal reads otherwise, and no segment of dots, which URLs resolve.
+_NAME = re.compile(r"(?!\.+(?:/|$))[A-Za-z0-9._:@~-]+(?:/(?!\.+(?:/|$))[A-Za-z0-9._:@~-]+)*")
+_TOKEN = re.compile(rf"[0-9a-f]{{{2 * TOKEN_BYTES}}}")
+
+
+async def put_cursor(request: web.Request) -> web.StreamResponse:
+    """{"name", "index"} of a cursor that was set, or taken with `take`; it is on a majority's disks.
+
+    The body has `index`: where the reader continues. A cursor never goes back, unless `rewind` is true. `expected` is
+    the index that the cursor must have. `hold_bytes` is how much of the log it may keep from expiring; without it, that
+    stays as it is. With `take` and a new `token`, 32 hex digits, a consumer takes the cursor where it is, or creates it
+    at `index`; other tokens are then refused. A request with neither ends the token of the cursor's consumer. It may be
+    repeated.
+    """
+    api = request.app[API]
+    parameters_of(request)
+    name, body = _name_of(request), await read_body(request, BODY_BYTES)
+    row = _row_of(name, decode_document(request, body))
+    forwarded = await api.leader.forward(request, body, writes=True)
+    if forwarded is not None:
+        return forwarded
+    index = await api.node.components.cursors.set(row)
+    return answer(request, {"name": name, "index": index})
+
+
+async def get_cursor(request: web.Request) -> web.StreamResponse:
+    """{"name", "index", "hold_bytes", "token", "lag", "lost"} of a cursor, linearizable.
+
+    `token` is that of its consumer, null without one. `lag` has `records`, the distance from the first record that its
+    consumer has not read to the end of the log, and `seconds`, the age of that record; both are 0 if it has read all.
+    `lost` is how many records, at most, expired on this leader before they were read.
+    """
+    api = request.app[API]
+    parameters_of(request)
+    name = _name_of(request)
+    forwarded = await api.leader.forward(request, None, writes=False)
+    if forwarded is not None:
+        return forwarded
+    components = api.node.components
+    return answer(request, await _document(components, name, await components.cursors.find(name)))
+
+
+async def get_cursors(request: web.Request) -> web.StreamResponse:
+    """{"cursors", "next"}: a page of the cursors, by name, each as from `get_cursor`, linearizable.
+
+    The page has cursors whose names come after `after` and start with `prefix`, at most `limit` of them. `next` is the
+    `after` of the next page, null on the last one.
+    """
+    api = request.app[API]
+    parameters = parameters_of(request, "after", "limit", "prefix")
+    limit = integer_of(parameters, "limit", PAGE_CURSORS)
+    forwarded = await api.leader.forward(request, None, writes=False)
+    if forwarded is not None:
+        return forwarded
+    components = api.node.components
+    most = PAGE_CURSORS if limit is None else max(1, limit)
+    found, following = await components.cursors.page(parameters.get("after", ""), most, parameters.get("prefix", ""))
+    rows = [await _document(components, name, cursor) for name, cursor in found]
+    return answer(request, {"cursors": rows, "next": following})
+
+
+async def delete_cursor(request: web.Request) -> web.StreamResponse:
+    """{"name", "index"} of a cursor that this request deleted; its consumer's next commit is refused."""
+    api = request.app[API]
+    parameters_of(request)
+    name = _name_of(request)
+    forwarded = await api.leader.forward(request, None, writes=True)
+    if forwarded is not None:
+        return forwarded
+    return answer(request, {"name": name, "index": await api.node.components.cursors.delete(name)})
+
+
+async def _document(components: Components, name: str, cursor: Cursor) -> dict[str, Any]:
+    place = await components.cursor_lags.place(name, cursor)
+    return {
+        "name": name,
+        "index": cursor.index,
+        "hold_bytes": cursor.hold_bytes,
+        "token": cursor.token.hex() or None,
+        "lag": components.cursor_lags.lag_of(place, wall_clock())._asdict(),
+        "lost": place.lost,
+    }
+
+
+def _name_of(request: web.Request) -> str:
+    name = request.match_info["name"]
+    if not _NAME.fullmatch(name) or len(name) > CURSOR_NAME_BYTES:
+        known = "letters, digits and . _ : @ ~ -, in parts that / separates; no part consists of dots"
+        raise Malformed(f"a cursor's name has 1 to {CURSOR_NAME_BYTES} characters: {known}; not {name[:60]!a}")
+    return name
+
+
+def _row_of(name: str, document: object) -> CursorRow:
+    if not isinstance(document, dict) or "index" not in document or not document.keys() <= FIELDS:
+        raise Malformed(f"the body is {BODY}")
+    index, expected, hold_bytes = (_number_of(document, field) for field in ("index", "expected", "hold_bytes"))
+    rewind, take, token = document.get("rewind", False), document.get("take", False), document.get("token")
+    if index is None or not isinstance(rewind, bool) or not isinstance(take, bool):
+        raise Malformed(f"the body is {BODY}")
+    if token is not None and (not isinstance(token, str) or not _TOKEN.fullmatch(token)):
+        raise Malformed(f"a token is {2 * TOKEN_BYTES} hex digits, in lower case")
+    if take and (token is None or rewind or expected is not None):
+        raise Malformed("take goes with a token, and without rewind and expected")
+    if token is not None and rewind:
+        raise Malformed("rewind is for operators: it goes without a token")
+    return CursorRow(name, index, expected, rewind, hold_bytes, None if token is None else bytes.fromhex(token), take)
+
+
+def _number_of(document: dict[str, Any], field: str) -> int | None:
+    number = document.get(field)
+    if number is not None and (type(number) is not int or not 0 <= number <= INDEX_HIGHEST):
+        raise Malformed(f"{field} is an integer from 0 to {INDEX_HIGHEST}")
+    return number

@@ -1,0 +1,139 @@
+"""Writes of cursors, on the leader: all that wait while one record is on its way become the next one.
+
+Consumers commit often, and each commit would be a frame and a flush of its own. So at most one `cursors` record of this
+leader is in flight; meanwhile rows wait, and the next record has them all, up to MAX_CURSOR_ROWS.
+"""
+
+import asyncio
+from collections import deque
+from typing import Any, NamedTuple
+
+from quire.log import CONSUMERS, Kind, encode_system
+from quire.replication import Write
+from quire.sm import MAX_CURSOR_ROWS, Cursor, CursorOutcome, CursorRow, cursors_record
+
+from ...errors import (
+    ClusterError,
+    CursorRefused,
+    CursorsFull,
+    CursorUnknown,
+    FeatureNotInUse,
+    OutcomeUnknown,
+    Overloaded,
+)
+from ..writing import FutureWaiter, Writing
+from .reads import TableReads
+
+MAX_WAITING_ROWS = 10_000
+
+
+class _Waiting(NamedTuple):
+    """A row that waits for a record, and its caller."""
+
+    row: CursorRow
+    outcome: asyncio.Future[CursorOutcome]
+
+
+class CursorWrites:
+    """Sets and deletes cursors on a leader. One event loop."""
+
+    def __init__(self, reads: TableReads, writing: Writing, timeout_ms: int) -> None:
+        """A write takes at most `timeout_ms`."""
+        self._reads = reads
+        self._writing = writing
+        self._timeout_s = timeout_ms / 1000
+        self._waiting: deque[_Waiting] = deque()
+        self._run: asyncio.Task[None] | None = None
+
+    async def set(self, row: CursorRow) -> int:
+        """Set or take a cursor; return its index, which is on a majority's disks.
+
+        Raises:
+            CursorUnknown, CursorRefused, CursorsFull: it was left as it is.
+            NotLeader, NoLeader, StateUnavailable, FeatureNotInUse, Overloaded: nothing was written.
+            OutcomeUnknown: the write may or may not take effect.
+        """
+        self._refuse()
+        if len(self._waiting) >= MAX_WAITING_ROWS:
+            raise Overloaded(why=f"{len(self._waiting):,} commits of cursors are waiting")
+        waiting = _Waiting(row, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        if self._run is None:
+            self._run = asyncio.create_task(self._write_waiting())
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                outcome = await waiting.outcome
+        except TimeoutError:
+            raise OutcomeUnknown(f"no majority acknowledged the cursor within {self._timeout_s:g} s") from None
+        return _index_of(row.name, row.index, outcome)
+
+    async def delete(self, name: str) -> int:
+        """Forget a cursor; return the index that it had. Raises as `set`."""
+        self._refuse()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                [outcome] = await self._write(cursors_record(deleted=[name]))
+        except TimeoutError:
+            raise OutcomeUnknown(f"no majority acknowledged the deletion within {self._timeout_s:g} s") from None
+        return _index_of(name, 0, outcome)
+
+    async def find(self, name: str) -> Cursor:
+        """A cursor, linearizable. Raises CursorUnknown, and as `TableReads.read`."""
+        cursor = await self._reads.read(lambda applier: applier.cursors.find(name))
+        if cursor is None:
+            raise CursorUnknown(name)
+        return cursor
+
+    async def page(self, after: str, most: int, prefix: str) -> tuple[list[tuple[str, Cursor]], str | None]:
+        """A page of the cursors, as `Cursors.page`, linearizable. Raises as `TableReads.read`."""
+        return await self._reads.read(lambda applier: applier.cursors.page(after, most, prefix))
+
+    def _refuse(self) -> None:
+        if (error := self._writing.not_now) is not None:
+            raise error
+        if CONSUMERS not in self._reads.applier.features:
+            raise FeatureNotInUse(CONSUMERS)
+
+    async def _write_waiting(self) -> None:
+        """Write records until nothing waits."""
+        try:
+            while self._waiting:
+                taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_CURSOR_ROWS))]
+                wanted = [waiting for waiting in taken if not waiting.outcome.done()]  # The others gave up.
+                if wanted:
+                    await self._write_rows(wanted)
+        finally:
+            self._run = None
+
+    async def _write_rows(self, wanted: list[_Waiting]) -> None:
+        try:
+            outcomes = await self._write(cursors_record(waiting.row for waiting in wanted))
+        except ClusterError as error:
+            for waiting in wanted:
+                if not waiting.outcome.done():
+                    waiting.outcome.set_exception(error)
+            return
+        for waiting, outcome in zip(wanted, outcomes, strict=True):
+            if not waiting.outcome.done():
+                waiting.outcome.set_result(outcome)
+
+    async def _write(self, record: dict[str, object]) -> list[CursorOutcome]:
+        """Raises as `Writing.write`."""
+        waiter = FutureWaiter(applied=True)
+        reply = await self._writing.write(Write(encode_system(record), 1, kind=Kind.SYSTEM, owner=waiter))
+        rows: list[list[Any]] = reply.results[0]
+        return [CursorOutcome(None, *row) if len(row) == 1 else CursorOutcome(*row) for row in rows]
+
+
+def _index_of(name: str, wanted: int, outcome: CursorOutcome) -> int:
+    """The cursor's index after a row that was done. Raises CursorUnknown, CursorRefused, CursorsFull."""
+    code, index = outcome
+    match code:
+        case None if index is not None:
+            return index
+        case "CURSOR_UNKNOWN":
+            raise CursorUnknown(name)
+        case "CURSORS_FULL":
+            raise CursorsFull
+        case _:
+            raise CursorRefused(name, str(code), wanted, index)

@@ -1,0 +1,55 @@
+"""Linearizable reads of the applier's tables, for the leader."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from quire.sm import Applier, ApplyFailed
+
+from ...errors import StateUnavailable
+from ..applying import Applying
+from ..reading import Reading, late_read
+from ..writing import LeaderState, Writing
+
+T = TypeVar("T")
+
+
+class TableReads:
+    """Reads sessions and cursors on a leader, each read at a frame boundary."""
+
+    def __init__(
+        self, leadership: LeaderState, reading: Reading, applying: Applying, writing: Writing, timeout_ms: int
+    ) -> None:
+        """A read takes at most `timeout_ms`."""
+        self._leadership = leadership
+        self._reading = reading
+        self._applying = applying
+        self._writing = writing
+        self._timeout_ms = timeout_ms
+
+    @property
+    def applier(self) -> Applier:
+        """The applier as it is, perhaps in the middle of a frame."""
+        return self._applying.applier
+
+    def refuse_follower(self) -> None:
+        """Return if this node leads. Raises NotLeader, NoLeader."""
+        if (error := self._leadership.not_leader()) is not None:
+            raise error
+
+    async def read(self, read: Callable[[Applier], T]) -> T:
+        """The result of `read`, which sees everything that was acknowledged before.
+
+        Raises:
+            NotLeader, NoLeader: this node does not lead.
+            StateUnavailable: this node cannot answer, or no majority confirmed its leadership in time.
+        """
+        self.refuse_follower()
+        try:
+            async with asyncio.timeout(self._timeout_ms / 1000):
+                await self._reading.linearize()
+                return await self._applying.at_boundary(read, on_loop=True)
+        except ApplyFailed as failure:
+            raise StateUnavailable(str(failure)) from failure
+        except TimeoutError:
+            raise StateUnavailable(late_read("linearizable", self._timeout_ms, self._writing.backlog)) from None
