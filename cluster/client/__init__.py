@@ -19,6 +19,7 @@ from .errors import (
     BadRequest,
     ClientError,
     CommandRefused,
+    CursorTaken,
     Forbidden,
     ForkedClient,
     Halted,
@@ -26,8 +27,10 @@ from .errors import (
     NotFound,
     OutcomeUnknown,
     Problem,
+    RecordsLost,
     Refusal,
     ReplyGone,
+    ReshardRefused,
     ResultsCut,
     ServerFault,
     SessionError,
@@ -38,20 +41,28 @@ from .errors import (
     Unavailable,
 )
 from .message import BatchReply
-from .records import Record
+from .records.consumer import Batch, BlockingBatch
+from .records.cursors import BlockingCursors, CursorRow, Cursors
+from .records.pages import Record
 from .stream import Session
 
 __all__ = [
     "Admin",
     "BadRequest",
+    "Batch",
     "BatchReply",
     "BlockingAdmin",
+    "BlockingBatch",
     "BlockingClient",
+    "BlockingCursors",
     "Client",
     "ClientError",
     "CodeAccepted",
     "CommandRefused",
     "Consistency",
+    "CursorRow",
+    "CursorTaken",
+    "Cursors",
     "Forbidden",
     "ForkedClient",
     "Halted",
@@ -61,8 +72,10 @@ __all__ = [
     "OutcomeUnknown",
     "Problem",
     "Record",
+    "RecordsLost",
     "Refusal",
     "ReplyGone",
+    "ReshardRefused",
     "ResultsCut",
     "SegmentsExpired",
     "ServerFault",

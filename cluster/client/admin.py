@@ -21,6 +21,7 @@ from .documents import (
 )
 from .errors import NotFound
 from .message import pack_or_refuse
+from .records.cursors import BlockingCursors, Cursors
 from .transport import MSGPACK, Reply
 
 RAW_FRAMES = "application/vnd.quire.frames"
@@ -148,6 +149,8 @@ class Admin:
         """Changes of the members."""
         self.files = NodeFiles(connection)
         """What a backup reads of one node."""
+        self.cursors = Cursors(connection)
+        """The positions of consumers."""
 
     async def status(self, server: str | None = None) -> Status:
         """The status of a node: of `server`, or else of the leader or the first server that answers."""
@@ -296,6 +299,8 @@ class BlockingAdmin:
         """The code of the machine."""
         self.membership = BlockingMembership(admin.membership, run)
         """Changes of the members."""
+        self.cursors = BlockingCursors(admin.cursors, run)
+        """The positions of consumers."""
 
     def status(self, server: str | None = None) -> Status:
         """The status of a node: of `server`, or else of the leader or the first server that answers."""

@@ -1,10 +1,10 @@
 """The blocking client, for programs without an event loop: the calls of `Client`, each of which blocks until done."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from quire.log import Value
 
@@ -12,12 +12,17 @@ from .admin import BlockingAdmin
 from .client import DEFAULT_TIMEOUT_S, Client, Consistency, State
 from .loop_thread import LoopThread, thread_future
 from .message import BatchReply
-from .records import Pages, Record
+from .records.consumer import BlockingBatch
+from .records.cursors import Start
+from .records.pages import Pages, Record
 from .stream import Session
 from .transport import REFUSED_GRACE_S
 
 if TYPE_CHECKING:
     from quire.log import Bounds
+
+
+Given = TypeVar("Given")
 
 
 class BlockingClient(BlockingAdmin):
@@ -107,6 +112,23 @@ class BlockingClient(BlockingAdmin):
         """Every record from an index on, without end; `next` blocks until there is one. `close` ends it."""
         return self._records(self._client.pages.tail(from_index))
 
+    def consume(
+        self,
+        name: str,
+        *,
+        shard: tuple[int, int] | None = None,
+        start: Start = "first",
+        until: int | None = None,
+        hold_bytes: int | None = None,
+        skip_lost: bool = False,
+    ) -> Generator[BlockingBatch, None, None]:
+        """The records that the consumer of this name has not committed yet, in batches; see `Client.consume`."""
+        found = self._client.consume(
+            name, shard=shard, start=start, until=until, hold_bytes=hold_bytes, skip_lost=skip_lost
+        )
+        for batch in self._each(found):
+            yield BlockingBatch(batch, self._run)
+
     def bounds(self) -> "Bounds":
         """The indices of the log, [lowest_index, highest_index), linearizable."""
         return self._run(self._client.bounds())
@@ -136,15 +158,19 @@ class BlockingClient(BlockingAdmin):
         return self._run(self._client.state(consistency, server=server, max_lag=max_lag, max_lag_s=max_lag_s))
 
     def _records(self, pages: Pages) -> Generator[Record, None, None]:
-        async def next_page() -> list[Record] | None:
-            return await anext(pages, None)
+        for page in self._each(pages):
+            yield from page
+
+    def _each(self, found: AsyncGenerator[Given, None]) -> Generator[Given, None, None]:
+        async def following() -> Given | None:
+            return await anext(found, None)
 
         try:
-            while (page := self._run(next_page())) is not None:
-                yield from page
+            while (each := self._run(following())) is not None:
+                yield each
         finally:
             if self._thread.runs:
-                self._run(pages.aclose())
+                self._run(found.aclose())
 
 
 def connect_sync(

@@ -18,7 +18,9 @@ from .connection import Connection, servers_of
 from .documents import BoundsDocument, document_of, value_of
 from .errors import BadRequest
 from .message import BatchReply, pack_or_refuse
-from .records import Record, RecordPages
+from .records.consumer import Batch, batches
+from .records.cursors import Start
+from .records.pages import Record, RecordPages
 from .stream import Session
 from .transport import MSGPACK, REFUSED_GRACE_S
 
@@ -235,6 +237,54 @@ class Client(Admin):
             async for page in pages:
                 for record in page:
                     yield record
+
+    def consume(
+        self,
+        name: str,
+        *,
+        shard: tuple[int, int] | None = None,
+        start: Start = "first",
+        until: int | None = None,
+        hold_bytes: int | None = None,
+        skip_lost: bool = False,
+    ) -> AsyncGenerator[Batch, None]:
+        """The records that the consumer of this name has not committed yet, in batches; without end, or to `until`.
+
+        Its position is a cursor in the log: each record is delivered until its batch, or a later one, is committed, and
+        so at least once. Whoever calls this takes the cursor from its former holder, whose commits then fail.
+
+            async for batch in cluster.consume("mail"):
+                for record in batch.records:
+                    await deliver(record)
+                await batch.commit()
+
+        Args:
+            name: the cursor's.
+            shard: (i, n), to read only the records with index % n == i, as the worker i of n. Each worker has a cursor
+                of its own, such as `mail/2-4`.
+            start: where a cursor that is not there yet begins: `first`, `end`, or an index.
+            until: end after the records below this index, and commit it if everything delivered was committed.
+            hold_bytes: how much of the log the cursor may keep from expiring; None leaves it as it is, at first 0.
+            skip_lost: continue after records that expired unread; `Batch.lost` counts them.
+
+        Raises:
+            RecordsLost: records expired before they were read, on all servers that answer.
+            HistoryChanged: the cluster was recovered. Consume again: the cursor is where this history has it.
+            BadRequest: the name or the start is not valid, or the cursor cannot be created.
+            ValueError: there is no such share.
+            Unavailable: no server answered within `timeout_s`.
+        """
+        pages = RecordPages(self._connection)
+        return batches(
+            pages,
+            self.cursors,
+            name,
+            shard=shard,
+            start=start,
+            until=until,
+            hold_bytes=hold_bytes,
+            skip_lost=skip_lost,
+        )
 
     async def bounds(self) -> "Bounds":
         """The indices of the log, [lowest_index, highest_index), linearizable: they include every acknowledged record.

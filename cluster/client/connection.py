@@ -56,7 +56,7 @@ class Connection:
     ) -> None:
         self.timeout_s = timeout_s
         self._refused_grace_s = refused_grace_s
-        self._servers = servers
+        self.servers = servers
         self._credentials = credentials
         self._name = session
         self._halts = halt_on_failure
@@ -67,7 +67,7 @@ class Connection:
     def open(self) -> None:
         """Open it, in this process and on the running loop. Nothing is sent before the first call."""
         self._opened_in = os.getpid()
-        self._transport = Transport(self._servers, self.timeout_s, self._credentials, self._refused_grace_s)
+        self._transport = Transport(self.servers, self.timeout_s, self._credentials, self._refused_grace_s)
         pipeline = Pipeline(self.timeout_s, halt_on_failure=self._halts)
         self._stream = CommandStream(self._transport, pipeline, self._name)
         opened(self)
@@ -101,9 +101,9 @@ class Connection:
             raise RuntimeError(NOT_OPEN)
         return self._stream
 
-    async def get(self, path: str) -> Reply:
-        """The reply to a read. Raises as `Transport.call`."""
-        return await self.call("GET", path)
+    async def get(self, path: str, *, server: str | None = None) -> Reply:
+        """The reply to a read, of `server` if it is given. Raises as `Transport.call`."""
+        return await self.call("GET", path, server=server)
 
     async def change(self, path: str, body: bytes | None = None, *, server: str | None = None) -> Reply:
         """The reply to a change that an operator may safely repeat. Raises as `Transport.call`."""

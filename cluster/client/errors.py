@@ -8,6 +8,9 @@
 - OutcomeUnknown: the write may have happened, may still happen, or may never happen
 - SessionFenced, SessionExpired, ReplyGone: the client's session no longer answers this command
 - SessionOwned: the session, or the one that has the client's name, belongs to another token's name
+- CursorTaken: another consumer took the cursor, or an operator moved it; nothing was committed
+- RecordsLost: records expired before a consumer read them
+- ReshardRefused: the shares of a consumer cannot be changed like that
 - Halted: an earlier command failed, so this one was not sent
 - ForkedClient: a forked child used its parent's client; this is a bug in the program, and not a ClientError
 - ServerFault: a node failed during a read, or its machine failed in `check` or `query`; nothing was written
@@ -208,3 +211,32 @@ class Halted(ClientError):
 
     def __init__(self) -> None:
         super().__init__("an earlier command failed; this one was not sent")
+
+
+class CursorTaken(ClientError):
+    """Another consumer took the cursor, or an operator moved or deleted it. Nothing was committed."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(text)
+        self.name = name
+
+
+class ReshardRefused(ClientError):
+    """The shares of a consumer cannot be changed like that; nothing was changed."""
+
+
+class RecordsLost(ClientError):
+    """Up to `lost` records from `index` on expired before the consumer read them; the log begins at `lowest_index`.
+
+    Consume with `skip_lost=True` to continue there.
+    """
+
+    def __init__(self, name: str, index: int, lowest_index: int) -> None:
+        super().__init__(
+            f"the cursor {name} is at index {index}, and the log begins at {lowest_index}: up to "
+            f"{lowest_index - index:,} records expired before they were read; to continue there, skip them"
+        )
+        self.name = name
+        self.index = index
+        self.lowest_index = lowest_index
+        self.lost = lowest_index - index

@@ -13,14 +13,20 @@ if TYPE_CHECKING:
     from quire.cluster.client import (
         Admin,
         BadRequest,
+        Batch,
         BatchReply,
         BlockingAdmin,
+        BlockingBatch,
         BlockingClient,
+        BlockingCursors,
         Client,
         ClientError,
         CodeAccepted,
         CommandRefused,
         Consistency,
+        CursorRow,
+        Cursors,
+        CursorTaken,
         Forbidden,
         ForkedClient,
         Halted,
@@ -30,8 +36,10 @@ if TYPE_CHECKING:
         OutcomeUnknown,
         Problem,
         Record,
+        RecordsLost,
         Refusal,
         ReplyGone,
+        ReshardRefused,
         ResultsCut,
         SegmentsExpired,
         ServerFault,
@@ -60,9 +68,12 @@ __version__ = "0.1.0"
 __all__ = [
     "Admin",
     "BadRequest",
+    "Batch",
     "BatchReply",
     "BlockingAdmin",
+    "BlockingBatch",
     "BlockingClient",
+    "BlockingCursors",
     "Bounds",
     "Client",
     "ClientError",
@@ -70,6 +81,9 @@ __all__ = [
     "CommandRefused",
     "Consistency",
     "Context",
+    "CursorRow",
+    "CursorTaken",
+    "Cursors",
     "Forbidden",
     "ForkedClient",
     "Halted",
@@ -82,9 +96,11 @@ __all__ = [
     "Problem",
     "QuireError",
     "Record",
+    "RecordsLost",
     "Refusal",
     "Refused",
     "ReplyGone",
+    "ReshardRefused",
     "ResultsCut",
     "SegmentsExpired",
     "ServerFault",
@@ -135,11 +151,12 @@ def exports(package: str, modules: Mapping[str, str]) -> Callable[[str], object]
 # A node, a machine, a Spark worker or a tool that reads a log imports quire without the client.
 _MODULES = {
     "cluster.client": (
-        "Admin BadRequest BatchReply BlockingAdmin BlockingClient Client ClientError CodeAccepted "
-        "CommandRefused Consistency Forbidden ForkedClient Halted HistoryChanged Members NotFound "
-        "OutcomeUnknown Problem Record Refusal ReplyGone ResultsCut SegmentsExpired ServerFault Session "
-        "SessionClosed SessionError SessionExpired SessionFenced SessionOwned SessionRow SessionStatus "
-        "SnapshotTaken State Status TlsRefused TokenRefused Unauthorized Unavailable connect connect_sync"
+        "Admin BadRequest Batch BatchReply BlockingAdmin BlockingBatch BlockingClient BlockingCursors Client "
+        "ClientError CodeAccepted CommandRefused Consistency CursorRow CursorTaken Cursors Forbidden "
+        "ForkedClient Halted HistoryChanged Members NotFound OutcomeUnknown Problem Record RecordsLost "
+        "Refusal ReplyGone ReshardRefused ResultsCut SegmentsExpired ServerFault Session SessionClosed "
+        "SessionError SessionExpired SessionFenced SessionOwned SessionRow SessionStatus SnapshotTaken State "
+        "Status TlsRefused TokenRefused Unauthorized Unavailable connect connect_sync"
     ),
     "log": "Bounds PayloadInvalid Value pack unpack",
     "sm": "Context InitialInvalid Refused SnapshotInvalid StateMachine",

@@ -109,7 +109,7 @@ async def test_a_tail_whose_index_no_server_reaches_ends_at_the_timeout(monkeypa
     async with scripted(behind) as server, connect(server.address) as cluster:
         # The timeout passes at the third answer, however long the machine takes for each.
         clock = SimpleNamespace(monotonic=lambda: time.monotonic() + (1000.0 if len(server.requests) > 2 else 0.0))
-        monkeypatch.setattr("quire.cluster.client.records.time", clock)
+        monkeypatch.setattr("quire.cluster.client.records.pages.time", clock)
         with pytest.raises(NotFound):
             await taken(cluster, 5, 1)
 

@@ -14,7 +14,7 @@ import typer
 from quire import __version__ as version
 from quire.cluster.cli.calls.reading import cells_of
 from quire.cluster.cli.connection import servers_of
-from quire.cluster.client.records import Record
+from quire.cluster.client.records.pages import Record
 from tests.ports import HOST, free_port
 from tests.processes.cluster import QUIRE, Cluster, Clusters, Ended, ending_clusters, environment, run_quire
 

@@ -45,11 +45,12 @@ async def put_cursor(request: web.Request) -> web.StreamResponse:
 
 
 async def get_cursor(request: web.Request) -> web.StreamResponse:
-    """{"name", "index", "hold_bytes", "token", "lag", "lost"} of a cursor, linearizable.
+    """{"name", "index", "next_index", "hold_bytes", "token", "lag", "lost"} of a cursor, linearizable.
 
-    `token` is that of its consumer, null without one. `lag` has `records`, the distance from the first record that its
-    consumer has not read to the end of the log, and `seconds`, the age of that record; both are 0 if it has read all.
-    `lost` is how many records, at most, expired on this leader before they were read.
+    `next_index` is that of the first record that its consumer has not read, or the end of the log. `token` is that of
+    its consumer, null without one. `lag` has `records`, the distance from `next_index` to the end, and `seconds`, the
+    age of the record there; both are 0 if the consumer has read all. `lost` is how many records, at most, expired on
+    this leader before they were read.
     """
     api = request.app[API]
     parameters_of(request)
@@ -96,6 +97,7 @@ async def _document(components: Components, name: str, cursor: Cursor) -> dict[s
     return {
         "name": name,
         "index": cursor.index,
+        "next_index": place.at,
         "hold_bytes": cursor.hold_bytes,
         "token": cursor.token.hex() or None,
         "lag": components.cursor_lags.lag_of(place, wall_clock())._asdict(),

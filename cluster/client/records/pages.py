@@ -6,21 +6,22 @@ The only state to keep is the index to continue from.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol, TypedDict
+from typing import NamedTuple, Protocol, TypedDict
 from urllib.parse import urlencode
 
 from quire.log import Value
 
-from .documents import BoundsDocument, document_of, rows_of
-from .errors import ClientError, HistoryChanged, NotFound, Unavailable
-from .transport import Reply
+from ..documents import BoundsDocument, document_of, rows_of
+from ..errors import ClientError, HistoryChanged, NotFound, Problem, Unavailable
+from ..transport import Reply
 
 TAIL_WAIT_MS = 3_000  # Shorter than a read's timeout for one server, which tells a silent server from a quiet log.
 PAUSE_S = 0.05  # Before asking again when a server did not wait as asked, for example because it is stopping.
+EXPIRED = "urn:quire:problem:expired"
 AHEAD = frozenset({"urn:quire:problem:out-of-bounds", "urn:quire:problem:not-committed"})
 
 
@@ -48,12 +49,28 @@ class Record:
 Pages = AsyncGenerator[list[Record], None]
 
 
+class Page(NamedTuple):
+    """The records of a server's answer, perhaps none, and the index to continue from."""
+
+    records: list[Record]
+    next_index: int
+
+
+class RecordsExpired(NotFound):
+    """The records at an index expired on the servers that answer. `lowest_index` is the lowest that one of them has."""
+
+    def __init__(self, problem: Problem, lowest_index: int) -> None:
+        super().__init__(problem)
+        self.lowest_index = lowest_index
+
+
 class Source(Protocol):
     """What records are read from: servers, each of which may give the next page."""
 
     timeout_s: float
+    servers: Sequence[str]
 
-    async def get(self, path: str) -> Reply: ...
+    async def get(self, path: str, *, server: str | None = None) -> Reply: ...
 
 
 class RecordPages:
@@ -89,45 +106,77 @@ class RecordPages:
             NotFound: the index has expired, or no server reached it within `timeout_s`.
         """
         index = (await self._bounds())["highest_index"] if from_index is None else from_index
-        async with aclosing(self._followed(index, None, {})) as pages:
+        async with aclosing(self.follow(index, None, {})) as pages:
             async for page in pages:
-                yield page
+                if page.records:
+                    yield page.records
 
-    def history(self, from_index: int, to_index: int) -> Pages:
+    async def history(self, from_index: int, to_index: int) -> Pages:
         """The records [from_index, to_index), including system records (kind `system`).
 
         Waits for a server that does not have them yet. Raises as `tail`.
         """
-        return self._followed(from_index, to_index, {"to": to_index, "kinds": "all"})
+        async with aclosing(self.follow(from_index, to_index, {"kinds": "all"})) as pages:
+            async for page in pages:
+                if page.records:
+                    yield page.records
 
-    async def _followed(self, index: int, to_index: int | None, parameters: Mapping[str, int | str]) -> Pages:
-        # The pages from an index on, up to `to_index` or without end. Raises as `tail`.
+    async def follow(
+        self, index: int, to_index: int | None, parameters: Mapping[str, int | str]
+    ) -> AsyncGenerator[Page, None]:
+        """The pages from an index on, up to `to_index` or without end; a page may be empty. Raises as `tail`."""
+        if to_index is not None:
+            parameters = {**parameters, "to": to_index}
         timeout_s = self._source.timeout_s
         deadline = time.monotonic() + timeout_s
+        holder: str | None = None  # A server that has records which have expired on the first that answers.
         while to_index is None or index < to_index:
             asked_at = time.monotonic()
             try:
-                page, next_index = await self._page(index, {"from": index, "wait_ms": TAIL_WAIT_MS, **parameters})
+                asked = {"from": index, "wait_ms": TAIL_WAIT_MS, **parameters}
+                page, next_index = await self._page(index, asked, holder)
             except NotFound as error:
-                if error.type not in AHEAD or time.monotonic() > deadline:
+                if error.type == EXPIRED:
+                    holder = await self._holder_of(index, error)
+                elif error.type not in AHEAD or time.monotonic() > deadline:
                     raise
                 page, next_index = [], index  # This server lags behind the previous one; one of them will catch up.
+            except Unavailable:
+                if holder is None:
+                    raise
+                holder, page, next_index = None, [], index
             else:
                 deadline = time.monotonic() + timeout_s
-            if page:
-                yield page
+            yield Page(page, next_index)
             if next_index == index and time.monotonic() - asked_at < TAIL_WAIT_MS / 2000:
                 await asyncio.sleep(PAUSE_S)
             index = next_index
 
-    async def _bounds(self) -> BoundsDocument:
-        return document_of(await self._source.get("/index_bounds"), BoundsDocument)
+    async def _bounds(self, server: str | None = None) -> BoundsDocument:
+        return document_of(await self._source.get("/index_bounds", server=server), BoundsDocument)
 
-    async def _page(self, index: int, parameters: Mapping[str, int | str]) -> tuple[list[Record], int]:
+    async def _holder_of(self, index: int, expired: NotFound) -> str:
+        # A server whose log still has the record; each node expires its log by itself. Raises RecordsExpired.
+        bounds = await asyncio.gather(*map(self._bounds, self._source.servers), return_exceptions=True)
+        found = [
+            (each["lowest_index"], server)
+            for each, server in zip(bounds, self._source.servers, strict=True)
+            if not isinstance(each, BaseException) and each["lowest_index"] < each["highest_index"]
+        ]
+        if not found:
+            raise expired
+        lowest_index, server = min(found)
+        if lowest_index > index:
+            raise RecordsExpired(expired.problem, lowest_index)
+        return server
+
+    async def _page(
+        self, index: int, parameters: Mapping[str, int | str], server: str | None = None
+    ) -> tuple[list[Record], int]:
         # A server's records from `index` on, and the index to continue from.
         known = {} if self._history is None else {"history": self._history}
         try:
-            reply = await self._source.get("/records?" + urlencode({**parameters, **known}))
+            reply = await self._source.get("/records?" + urlencode({**parameters, **known}), server=server)
         except HistoryChanged:
             self._history = None  # The caller knows now, and may read again.
             raise

@@ -1,0 +1,136 @@
+"""Consumers: they read the log batch by batch, and commit where they are.
+
+A record is delivered at least once: again, if its consumer ended, or lost its cursor, before the commit. Records come
+in the order of the log; of a share, in the order of that share alone.
+
+A consumer takes its cursor by a new token when it begins, and then is the only one that can move it. Nothing is
+committed that was not asked for, with one exception. A share may get no record for a long time while the log grows;
+once it has passed IDLE_RECORDS indices without one, it commits that, so that its cursor is not left behind by what
+expires. That is so rare that consumers do not chase each other's commits, which are in the log, too.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+
+from ..connection import Run
+from ..errors import RecordsLost
+from .cursors import Cursors, Start, share_name
+from .pages import Page, Record, RecordPages, RecordsExpired
+
+IDLE_RECORDS = 100_000
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far a consumer is: all below `committed` is committed, and all below `delivered` was given to the program."""
+
+    name: str
+    token: bytes
+    committed: int
+    delivered: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Records for a consumer, at least one, in the order of the log.
+
+    Up to `lost` records before them had expired; it is 0 unless the consumer skips these.
+    """
+
+    records: Sequence[Record]
+    next_index: int
+    """Where the consumer continues: all its records below are in this batch or in an earlier one."""
+    lost: int
+    _cursors: Cursors = field(repr=False)
+    _progress: _Progress = field(repr=False)
+
+    async def commit(self, before: int | None = None) -> None:
+        """Commit that all records below `before` are done with: those of this batch and of all earlier ones.
+
+        Without `before`, all of this batch. It is on a majority's disks on return. A commit below an earlier one does
+        nothing.
+
+        Raises:
+            CursorTaken: another consumer took the cursor, or an operator moved it; nothing was committed.
+            ValueError: `before` is beyond this batch.
+            Unavailable: nothing was committed within the client's `timeout_s`.
+            OutcomeUnknown: it may have been committed; call this again.
+        """
+        index = self.next_index if before is None else before
+        if index > self.next_index:
+            raise ValueError(f"index {index} is beyond the batch, which ends at {self.next_index}")
+        await _commit(self._cursors, self._progress, index)
+
+
+async def _commit(cursors: Cursors, progress: _Progress, index: int) -> None:
+    if index > progress.committed:
+        await cursors.commit(progress.name, index, progress.token)
+        progress.committed = max(progress.committed, index)
+
+
+async def batches(
+    pages: RecordPages,
+    cursors: Cursors,
+    name: str,
+    *,
+    shard: tuple[int, int] | None,
+    start: Start,
+    until: int | None,
+    hold_bytes: int | None,
+    skip_lost: bool,
+) -> AsyncGenerator[Batch, None]:
+    """As `Client.consume`; `pages` are this consumer's own."""
+    cursor, token = share_name(name, shard), os.urandom(16)
+    index = await cursors.take(cursor, start, token, hold_bytes)
+    progress, lost = _Progress(cursor, token, index, index), 0
+    parameters = {} if shard is None else {"shard": f"{shard[0]}/{shard[1]}"}
+    while True:
+        try:
+            async with aclosing(_ahead(pages.follow(index, until, parameters))) as followed:
+                async for page in followed:
+                    index = page.next_index
+                    if page.records:
+                        progress.delivered = index
+                        yield Batch(page.records, index, lost, cursors, progress)
+                        lost = 0
+                    elif index - progress.committed >= IDLE_RECORDS and progress.committed >= progress.delivered:
+                        await _commit(cursors, progress, index)
+            break
+        except RecordsExpired as expired:
+            if not skip_lost:
+                raise RecordsLost(cursor, index, expired.lowest_index) from None
+            lost, index = lost + expired.lowest_index - index, expired.lowest_index
+    if until is not None and progress.committed >= progress.delivered:
+        await _commit(cursors, progress, until)
+
+
+async def _ahead(pages: AsyncGenerator[Page, None]) -> AsyncGenerator[Page, None]:
+    """The same pages. While the caller works with one, the next one is fetched."""
+    following = asyncio.ensure_future(anext(pages, None))
+    try:
+        while (page := await following) is not None:
+            following = asyncio.ensure_future(anext(pages, None))
+            yield page
+    finally:
+        following.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await following
+        await pages.aclose()
+
+
+class BlockingBatch:
+    """A `Batch` for programs without an event loop."""
+
+    def __init__(self, batch: Batch, run: Run) -> None:
+        self._batch = batch
+        self._run = run
+        self.records = batch.records
+        self.next_index = batch.next_index
+        self.lost = batch.lost
+
+    def commit(self, before: int | None = None) -> None:
+        """Commit that all records below `before` are done with; see `Batch.commit`."""
+        self._run(self._batch.commit(before))

@@ -1,0 +1,263 @@
+"""Cursors: named positions in the log, as an operator and a consumer set them."""
+
+from collections.abc import AsyncGenerator, Mapping
+from typing import TypedDict
+from urllib.parse import quote, urlencode
+
+from quire.log import pack
+
+from ..connection import Connection, Run
+from ..documents import BoundsDocument, document_of
+from ..errors import BadRequest, CursorTaken, NotFound, OutcomeUnknown, ReshardRefused
+from ..transport import MSGPACK
+
+CURSOR_UNKNOWN = "urn:quire:problem:cursor-unknown"
+CURSOR_REFUSED = "urn:quire:problem:cursor-refused"
+TAKEN = "CURSOR_TAKEN"
+MAX_SHARDS = 65_536
+
+Start = int | str
+"""Where a new cursor begins: `first`, the first record of the log; `end`, after its last one; or an index."""
+
+
+class CursorLag(TypedDict):
+    """How far a cursor's consumer is behind: up to so many records, the oldest of which is `seconds` old."""
+
+    records: int
+    seconds: float
+
+
+class CursorRow(TypedDict):
+    """A cursor. Its consumer continues at `index`; `next_index` is the first record for it there, or the log's end.
+
+    `token` is that of its consumer, None without one. Up to `lost` records expired before they were read.
+    """
+
+    name: str
+    index: int
+    next_index: int
+    hold_bytes: int
+    token: str | None
+    lag: CursorLag
+    lost: int
+
+
+class Cursors:
+    """The cursors of a cluster: `client.cursors`. Each call is safe to repeat.
+
+    Raises:
+        Unavailable: no server could do it within `timeout_s`.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def all(self, prefix: str = "") -> AsyncGenerator[CursorRow, None]:
+        """The cursors whose names start with `prefix`, by name."""
+        after: str | None = ""
+        while after is not None:
+            query = urlencode({"prefix": prefix, "after": after})
+            page = document_of(await self._connection.get(f"/cursors?{query}"), _Page)
+            for row in page["cursors"]:
+                yield row
+            after = page["next"]
+
+    async def get(self, name: str) -> CursorRow:
+        """A cursor.
+
+        Raises:
+            NotFound: there is no such cursor.
+        """
+        return document_of(await self._connection.get(_path(name)), CursorRow)
+
+    async def set(
+        self,
+        name: str,
+        index: int,
+        *,
+        expected: int | None = None,
+        rewind: bool = False,
+        hold_bytes: int | None = None,
+    ) -> int:
+        """Set a cursor, or create it; return its index. Its consumer, if it has one, is fenced: its commits fail.
+
+        `expected` is the index that it must have. It goes back only with `rewind`. `hold_bytes` is how much of the log
+        it may keep from expiring; without it, that stays as it is.
+
+        Raises:
+            BadRequest: it was left as it is; the text says why.
+            NotFound: it must have an index, and is not there.
+            OutcomeUnknown: it may have been set; call this again.
+        """
+        document = {"index": index, "rewind": rewind, "expected": expected, "hold_bytes": hold_bytes}
+        return await self._put(name, document)
+
+    async def delete(self, name: str) -> int:
+        """Delete a cursor; return the index that it had. Its consumer's commits then fail.
+
+        Raises:
+            NotFound: there is no such cursor.
+            OutcomeUnknown: it may have been deleted; call this again.
+        """
+        reply = await self._connection.call("DELETE", _path(name), writes=True, repeatable=True)
+        return document_of(reply, _Placed)["index"]
+
+    async def reshard(self, name: str, shards: int, new_shards: int) -> int:
+        """Replace the cursors of a consumer's shares, so that `new_shards` workers share its work from now on.
+
+        Stop all workers first, and bring them level: there is an index below which each has read all its records, that
+        of the furthest. The new cursors begin there; it is returned. Call it again if it was interrupted.
+
+        Raises:
+            ReshardRefused: a share is missing or not level, or a new one is there already.
+            OutcomeUnknown: it was begun; call this again.
+        """
+        former = [share_name(name, (shard, shards)) for shard in range(shards)]
+        wanted = [share_name(name, (shard, new_shards)) for shard in range(new_shards)]
+        rows = {row["name"]: row async for row in self.all(f"{name}/")}
+        left = [rows[each] for each in former if each in rows]
+        begun = [rows[each] for each in wanted if each in rows]
+        if not left or shards == new_shards:
+            raise ReshardRefused(f"{name} has no cursors of {shards} shares that could become {new_shards}")
+        level = max(row["index"] for row in left)
+        if len(left) < shards and len(begun) < new_shards:
+            missing = next(each for each in former if each not in rows)
+            raise ReshardRefused(f"the cursor {missing} is missing; run its worker once, or set it")
+        for row in left:
+            if row["next_index"] < level:
+                raise ReshardRefused(
+                    f"{row['name']} has still to read what is between {row['next_index']} and {level}; run its worker "
+                    f"up to there: `quire consume {name} --shard {row['name'].rpartition('/')[2].replace('-', '/')} "
+                    f"--until {level}`"
+                )
+        if any(row["index"] != level for row in begun):
+            raise ReshardRefused(f"{begun[0]['name']} is there already, at {begun[0]['index']}; delete it first")
+        for row in left:  # This fences a worker that still runs.
+            await self.set(row["name"], level, expected=row["index"])
+        hold_bytes = max(row["hold_bytes"] for row in left)
+        for each in wanted:
+            await self.set(each, level, hold_bytes=hold_bytes)
+        for row in left:
+            await self.delete(row["name"])
+        return level
+
+    async def take(self, name: str, start: Start, token: bytes, hold_bytes: int | None) -> int:
+        """Take a cursor for a consumer with this new token; return its index. Without one, create it at `start`."""
+        try:
+            index = (await self.get(name))["index"]
+        except NotFound as error:
+            if error.type != CURSOR_UNKNOWN:
+                raise
+            index = await self._index_of(start)
+        return await self._put(name, {"index": index, "take": True, "token": token.hex(), "hold_bytes": hold_bytes})
+
+    async def commit(self, name: str, index: int, token: bytes) -> None:
+        """Commit a consumer's index; it is on a majority's disks.
+
+        Raises:
+            CursorTaken: the cursor has another token, or is not there.
+            OutcomeUnknown: the commit may have taken effect; call this again.
+        """
+        try:
+            await self._put(name, {"index": index, "token": token.hex()})
+        except BadRequest as error:
+            if error.problem.get("code") == TAKEN or error.type == CURSOR_UNKNOWN:
+                raise CursorTaken(name, str(error).removeprefix(f"{TAKEN}: ")) from None
+            raise
+        except OutcomeUnknown:
+            row = await self._held(name, token)
+            if row["index"] < index:
+                raise
+
+    async def _held(self, name: str, token: bytes) -> CursorRow:
+        """The cursor, if the token is its own. Raises CursorTaken."""
+        try:
+            row = await self.get(name)
+        except NotFound as error:
+            raise CursorTaken(name, str(error)) from None
+        if row["token"] != token.hex():
+            raise CursorTaken(name, f"another consumer took the cursor {name!r}, or an operator moved it")
+        return row
+
+    async def _put(self, name: str, document: Mapping[str, object]) -> int:
+        body = pack({field: value for field, value in document.items() if value is not None})
+        reply = await self._connection.call(
+            "PUT", _path(name), writes=True, repeatable=True, body=body, content_type=MSGPACK
+        )
+        return document_of(reply, _Placed)["index"]
+
+    async def _index_of(self, start: Start) -> int:
+        if isinstance(start, int):
+            return start
+        if start not in ("first", "end"):
+            raise ValueError(f"a new cursor begins at first, end or an index, not at {start!r}")
+        bounds = document_of(await self._connection.get("/index_bounds?consistency=linearizable"), BoundsDocument)
+        return bounds["lowest_index"] if start == "first" else bounds["highest_index"]
+
+
+class BlockingCursors:
+    """`Cursors` for programs without an event loop."""
+
+    def __init__(self, cursors: Cursors, run: Run) -> None:
+        self._cursors = cursors
+        self._run = run
+
+    def all(self, prefix: str = "") -> list[CursorRow]:
+        """The cursors whose names start with `prefix`, by name."""
+
+        async def listed() -> list[CursorRow]:
+            return [row async for row in self._cursors.all(prefix)]
+
+        return self._run(listed())
+
+    def get(self, name: str) -> CursorRow:
+        """A cursor."""
+        return self._run(self._cursors.get(name))
+
+    def set(
+        self,
+        name: str,
+        index: int,
+        *,
+        expected: int | None = None,
+        rewind: bool = False,
+        hold_bytes: int | None = None,
+    ) -> int:
+        """Set a cursor, or create it; return its index. Its consumer, if it has one, is fenced: its commits fail."""
+        return self._run(self._cursors.set(name, index, expected=expected, rewind=rewind, hold_bytes=hold_bytes))
+
+    def delete(self, name: str) -> int:
+        """Delete a cursor; return the index that it had."""
+        return self._run(self._cursors.delete(name))
+
+    def reshard(self, name: str, shards: int, new_shards: int) -> int:
+        """Replace the cursors of a consumer's shares, so that `new_shards` workers share its work from now on."""
+        return self._run(self._cursors.reshard(name, shards, new_shards))
+
+
+def share_name(name: str, shard: tuple[int, int] | None) -> str:
+    """The name of the cursor of a share: `mail/2-4` for the share (2, 4) of `mail`; the name itself for None.
+
+    Raises:
+        ValueError: there is no such share.
+    """
+    if shard is None:
+        return name
+    number, shards = shard
+    if not 0 <= number < shards <= MAX_SHARDS:
+        raise ValueError(f"a share is (i, n) with i below n, and n at most {MAX_SHARDS}, not ({number}, {shards})")
+    return f"{name}/{number}-{shards}"
+
+
+class _Page(TypedDict):
+    cursors: list[CursorRow]
+    next: str | None
+
+
+class _Placed(TypedDict):
+    name: str
+    index: int
+
+
+def _path(name: str) -> str:
+    return f"/cursors/{quote(name, safe='')}"
