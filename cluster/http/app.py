@@ -183,8 +183,11 @@ def _gauges(admission: Admission, api: Callable[[], NodeApi]) -> list[Gauge]:
     ]
 
 
-def errors_as_problems(known_headers: frozenset[str]) -> Middleware:
-    """A middleware that turns errors of handlers into problems, and refuses unknown `Quire-` headers."""
+def errors_as_problems(known_headers: frozenset[str], unknown_path: str = "Not Found") -> Middleware:
+    """A middleware that turns errors of handlers into problems, and refuses unknown `Quire-` headers.
+
+    `unknown_path` is what a caller of a path that is not there gets to know.
+    """
 
     @web.middleware
     async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -210,7 +213,7 @@ def errors_as_problems(known_headers: frozenset[str]) -> Middleware:
             else:
                 response = preflight
         except EXPECTED_ERRORS as error:
-            response = _problem_for(request, error, request_id)
+            response = _problem_for(request, error, request_id, unknown_path)
         except ConnectionError:
             raise  # The caller is gone: there is nobody to answer.
         except Exception:
@@ -245,7 +248,7 @@ def _reads(request: web.Request) -> bool:
     return request.method in READING_METHODS or request.path == QUERY_PATH
 
 
-def _problem_for(request: web.Request, error: Exception, request_id: str) -> web.Response:
+def _problem_for(request: web.Request, error: Exception, request_id: str, unknown_path: str) -> web.Response:
     """The problem that answers one of EXPECTED_ERRORS. An HTTPException below 400 is a response, and raised again."""
     match error:
         case ClusterError():
@@ -253,7 +256,7 @@ def _problem_for(request: web.Request, error: Exception, request_id: str) -> web
         case web.HTTPException():
             if error.status < 400:
                 raise error
-            response = _of_http_exception(request, error, request_id)
+            response = _of_http_exception(request, error, request_id, unknown_path)
         case _:
             response = problem_of(Malformed(f"the body cannot be read: {error}"), request_id)
     drop_frames(error)
@@ -289,8 +292,12 @@ def _refuse_headers(request: web.Request, known: frozenset[str]) -> None:
         raise UnsupportedMedia(f"content encoding {coding[:24]!r} is not supported; send the body uncompressed")
 
 
-def _of_http_exception(request: web.Request, error: web.HTTPException, request_id: str) -> web.Response:
+def _of_http_exception(
+    request: web.Request, error: web.HTTPException, request_id: str, unknown_path: str
+) -> web.Response:
     said = " ".join((error.text or "").split()).removeprefix(f"{error.status}: ") or error.reason
+    if isinstance(error, web.HTTPNotFound):
+        said = unknown_path
     detail = f"{request.method} {request.path}: {said}"
     response = problem(error.status, "http", error.reason or "HTTP error", detail, {"request_id": request_id})
     if isinstance(error, web.HTTPMethodNotAllowed):

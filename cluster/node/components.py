@@ -277,7 +277,7 @@ class Components:
         replica.connect(ports, leadership, node.digests.reported)
         applying.connect(ApplyPorts(pending, node.digests, compaction.snapshotting, health))
         reads = TableReads(leadership, reading, applying, writing, timeout_ms)
-        sessions, cursors = SessionLookup(reads), CursorWrites(reads, writing, timeout_ms)
+        sessions, cursors = SessionLookup(reads), CursorWrites(reads, writing)
         return cls(
             genesis,
             log,

@@ -41,6 +41,7 @@ QUIRE_HEADERS = "Quire-Headers"
 QUIRE_KIND = "Quire-Kind"
 HEADERS = frozenset(name.lower() for name in (REQUEST_ID, QUIRE_HEADERS))
 ABOUT = "One durable log, without a cluster and without a machine."
+UNKNOWN_PATH = "this is a standalone log, which has no cluster, no machine and no cursors; GET / lists its calls"
 CALLS = {
     "GET /index_bounds": "the lowest and the highest index of the records",
     "GET /records/{index}": "one record",
@@ -54,7 +55,7 @@ Result = TypeVar("Result")
 
 def make_app(service: LogService, connections: ConnectionLimit | None = None) -> web.Application:
     """The web application of one log."""
-    app = web.Application(middlewares=[errors_as_problems(HEADERS)])
+    app = web.Application(middlewares=[errors_as_problems(HEADERS, UNKNOWN_PATH)])
     app[SERVICE] = service
     config = service.config
 

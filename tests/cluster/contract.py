@@ -114,12 +114,14 @@ class Call:
         yield self._row(400, "malformed", self.good._replace(path=f"{self.good.path}{both}nonsense=1"))
         headers = {**self.good.headers, "Quire-Nonsense": "1"}
         yield self._row(400, "malformed", self.good._replace(headers=headers))
-        yield self._row(405, "http", self.good._replace(method="PUT"))
+        yield self._row(405, "http", self.good._replace(method="POST" if "/cursors/" in self.good.path else "PUT"))
         yield Row(429, "overloaded", self.good, self.world, worlds.crowded)
 
     def _elsewhere(self) -> Ask:
         """The good request, where the row's condition does not hold."""
-        return self.good._replace(path=self.good.path.format(session=7, index=1, chunk=0, node="n1"), headers={})
+        return self.good._replace(
+            path=self.good.path.format(session=7, index=1, chunk=0, node="n1", name="mail"), headers={}
+        )
 
     def _rows_of_forwarded(self) -> Iterator[Row]:
         elsewhere = self._elsewhere()
@@ -143,7 +145,9 @@ class Call:
 
     def _row_of_failed(self) -> Row:
         ask = self.moody or self.good
-        return Row(503, "state-unavailable", ask._replace(path=ask.path.format(session=7, node="n1")), "failed")
+        return Row(
+            503, "state-unavailable", ask._replace(path=ask.path.format(session=7, node="n1", name="mail")), "failed"
+        )
 
 
 def post(path: str, body: bytes | None = None) -> Ask:
@@ -169,6 +173,7 @@ def said(message: bytes) -> Ask:
 
 _MIB = 1 << 20
 _TOO_MANY = b'{"commands": [' + b'["add", 0],' * SESSION_WINDOW + b'["add", 0]]}'
+_PUT = Ask("PUT", "/cursors/{name}", JSON, b'{"index": 0}')
 _QUERY = post("/query", b'{"request": null}')
 _MEMBER = Ask("PATCH", "/members/{node}", JSON, b'{"role": "voter"}')
 _RAW = Ask("POST", "/records", OCTETS, bytes(_MIB + 1))
@@ -240,6 +245,47 @@ CALLS = [
         forwards=True,
         writes=True,
         own=[Row(404, "session-unknown", Ask("DELETE", "/sessions/999999"))],
+    ),
+    Call(
+        get("/cursors"),
+        "cursors next",
+        given=worlds.a_cursor,
+        forwards=True,
+        own=[Row(503, "state-unavailable", get("/cursors"), "alone", at=("n1",))],
+    ),
+    Call(
+        _PUT,
+        "name index",
+        given=worlds.a_cursor,
+        forwards=True,
+        writes=True,
+        largest_body=4096,
+        own=[
+            Row(
+                409,
+                "cursor-refused",
+                _PUT._replace(body=b'{"index": 0, "token": "%s"}' % (b"0" * 32)),
+                given=worlds.a_cursor,
+            ),
+            Row(404, "cursor-unknown", _PUT._replace(path="/cursors/none", body=b'{"index": 0, "expected": 0}')),
+            Row(429, "cursors-full", _PUT, given=worlds.no_room_for_cursors),
+            Row(503, "feature-not-in-use", _PUT, given=worlds.an_older_member),
+        ],
+    ),
+    Call(
+        get("/cursors/{name}"),
+        "name index next_index hold_bytes token lag lost",
+        given=worlds.a_cursor,
+        forwards=True,
+        own=[Row(503, "state-unavailable", get("/cursors/mail"), "alone", at=("n1",))],
+    ),
+    Call(
+        Ask("DELETE", "/cursors/{name}"),
+        "name index",
+        given=worlds.a_cursor,
+        forwards=True,
+        writes=True,
+        own=[Row(404, "cursor-unknown", Ask("DELETE", "/cursors/nowhere"))],
     ),
     Call(
         post("/records", b'["add", 0]'),

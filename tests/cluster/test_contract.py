@@ -21,7 +21,13 @@ from tests.packed import unpacked
 DEADLINE_S = 20.0
 PEERS = {("GET", path) for path in PEER_PATHS}
 NOTHING_WRITTEN = {400, 401, 403, 404, 405, 408, 409, 410, 413, 415, 422, 429, 503}
-DECIDED_IN_THE_LOG = {"session-refused", "session-unknown"}  # Only the attempt is in the log.
+DECIDED_IN_THE_LOG = {
+    "session-refused",
+    "session-unknown",
+    "cursor-refused",
+    "cursor-unknown",
+    "cursors-full",
+}  # Only the attempt is in the log.
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -84,7 +90,7 @@ def named(asked: tuple[Call, Row, str]) -> str:
 async def test_a_call_answers_as_its_row_says(worlds: Worlds, call: Call, row: Row, at: str) -> None:
     cluster = await worlds.enter(row.world)
     async with row.given(cluster, at) as values:
-        ask = filled(row.ask, {"session": "7", "index": "1", "node": "n1", **values})
+        ask = filled(row.ask, {"session": "7", "index": "1", "node": "n1", "name": "mail", **values})
         before = written(cluster)
         if ask.message is not None and (ask.method, row.status, row.problem) != ("PUT", 405, "http"):
             answer = await _stream_answer(cluster, at, ask)

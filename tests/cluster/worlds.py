@@ -14,6 +14,7 @@ from aiohttp import ClientSession, DummyCookieJar, TCPConnector
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.http.admission.admission import ADMISSION
 from quire.cluster.http.api import API
+from quire.log import CONSUMERS
 from quire.log.segment.write_segment import RECENT_BYTES
 from tests.cluster import conditions
 from tests.cluster.hop import cluster_with_hop
@@ -166,6 +167,32 @@ async def a_session(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, 
     session = str((await _done(cluster, "/sessions", b"{}")).document["session"])
     await _done(cluster, "/commands", b'{"commands": [["add", 0]]}', {"Quire-Session": session, "Quire-Sequence": "1"})
     yield {"session": session}
+
+
+@asynccontextmanager
+async def a_cursor(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
+    """A cursor at the log's first record."""
+    done = await cluster.ask("n1", "PUT", "/cursors/mail", b'{"index": 0, "rewind": true}', JSON)
+    assert done.status == 200, done
+    yield {"name": "mail"}
+
+
+@asynccontextmanager
+async def no_room_for_cursors(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
+    """There are as many cursors as the limit, on every node."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("quire.sm.cursors.MAX_CURSORS", 0)
+        yield {"name": "one-more"}
+
+
+@asynccontextmanager
+async def an_older_member(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
+    """The log does not use cursors: a member has a version without them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for running in cluster.nodes.values():
+            applier = running.node.components.applying.applier
+            patch.setattr(applier, "features", applier.features - {CONSUMERS})
+        yield {"name": "mail"}
 
 
 @asynccontextmanager

@@ -40,7 +40,7 @@ async def put_cursor(request: web.Request) -> web.StreamResponse:
     forwarded = await api.leader.forward(request, body, writes=True)
     if forwarded is not None:
         return forwarded
-    index = await api.node.components.cursors.set(row)
+    index = await api.node.components.cursors.set(row, api.node.config.request_timeout_ms)
     return answer(request, {"name": name, "index": index})
 
 
@@ -89,7 +89,8 @@ async def delete_cursor(request: web.Request) -> web.StreamResponse:
     forwarded = await api.leader.forward(request, None, writes=True)
     if forwarded is not None:
         return forwarded
-    return answer(request, {"name": name, "index": await api.node.components.cursors.delete(name)})
+    index = await api.node.components.cursors.delete(name, api.node.config.request_timeout_ms)
+    return answer(request, {"name": name, "index": index})
 
 
 async def _document(components: Components, name: str, cursor: Cursor) -> dict[str, Any]:

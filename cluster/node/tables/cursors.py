@@ -37,16 +37,14 @@ class _Waiting(NamedTuple):
 class CursorWrites:
     """Sets and deletes cursors on a leader. One event loop."""
 
-    def __init__(self, reads: TableReads, writing: Writing, timeout_ms: int) -> None:
-        """A write takes at most `timeout_ms`."""
+    def __init__(self, reads: TableReads, writing: Writing) -> None:
         self._reads = reads
         self._writing = writing
-        self._timeout_s = timeout_ms / 1000
         self._waiting: deque[_Waiting] = deque()
         self._run: asyncio.Task[None] | None = None
 
-    async def set(self, row: CursorRow) -> int:
-        """Set or take a cursor; return its index, which is on a majority's disks.
+    async def set(self, row: CursorRow, timeout_ms: int) -> int:
+        """Set or take a cursor within `timeout_ms`; return its index, which is on a majority's disks.
 
         Raises:
             CursorUnknown, CursorRefused, CursorsFull: it was left as it is.
@@ -61,20 +59,20 @@ class CursorWrites:
         if self._run is None:
             self._run = asyncio.create_task(self._write_waiting())
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(timeout_ms / 1000):
                 outcome = await waiting.outcome
         except TimeoutError:
-            raise OutcomeUnknown(f"no majority acknowledged the cursor within {self._timeout_s:g} s") from None
+            raise OutcomeUnknown(f"no majority acknowledged the cursor within {timeout_ms} ms") from None
         return _index_of(row.name, row.index, outcome)
 
-    async def delete(self, name: str) -> int:
-        """Forget a cursor; return the index that it had. Raises as `set`."""
+    async def delete(self, name: str, timeout_ms: int) -> int:
+        """Forget a cursor within `timeout_ms`; return the index that it had. Raises as `set`."""
         self._refuse()
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(timeout_ms / 1000):
                 [outcome] = await self._write(cursors_record(deleted=[name]))
         except TimeoutError:
-            raise OutcomeUnknown(f"no majority acknowledged the deletion within {self._timeout_s:g} s") from None
+            raise OutcomeUnknown(f"no majority acknowledged the deletion within {timeout_ms} ms") from None
         return _index_of(name, 0, outcome)
 
     async def find(self, name: str) -> Cursor:

@@ -97,6 +97,10 @@ NODE = (
     Known("GET", "/readyz"),
     Known("GET", "/metrics"),
     Known("GET", "/"),
+    Known("GET", "/cursors", parameters={"after": "a", "limit": "1", "prefix": "a"}),
+    Known("PUT", "/cursors/{name}", {"name": "a"}, body={"index": 0, "hold_bytes": 1}),
+    Known("GET", "/cursors/{name}", {"name": "a"}),
+    Known("DELETE", "/cursors/{name}", {"name": "a"}),
 )
 STANDALONE = (
     Known("GET", "/index_bounds"),

@@ -210,6 +210,30 @@ SESSIONS = [
     get("/commands/stream?session=1", 404, "session-unknown"),
 ]
 
+CURSORS = [
+    other("PUT", "/cursors/a", b"[]"),
+    other("PUT", "/cursors/a", b"{}"),
+    other("PUT", "/cursors/a", b'{"index": -1}'),
+    other("PUT", "/cursors/a", b'{"index": 1.5}'),
+    other("PUT", "/cursors/a", b'{"index": true}'),
+    other("PUT", "/cursors/a", b'{"index": 18446744073709551616}'),
+    other("PUT", "/cursors/a", b'{"index": 0, "index": 1}'),
+    other("PUT", "/cursors/a", b'{"index": 0, "place": 1}'),
+    other("PUT", "/cursors/a", b'{"index": 0, "rewind": 1}'),
+    other("PUT", "/cursors/a", b'{"index": 0, "hold_bytes": -1}'),
+    other("PUT", "/cursors/a", b'{"index": 0, "token": "a"}'),
+    other("PUT", "/cursors/a", b'{"index": 0, "take": true}'),
+    other("PUT", "/cursors/a%20b", b'{"index": 0}'),
+    other("PUT", "/cursors/a//b", b'{"index": 0}'),
+    other("PUT", "/cursors/" + "a" * 201, b'{"index": 0}', says="a name of 201 characters"),
+    other("PUT", "/cursors/a", b'{"index": 999999}', 409, "cursor-refused"),
+    other("PUT", "/cursors/nowhere", b'{"index": 0, "expected": 0}', 404, "cursor-unknown"),
+    other("GET", "/cursors/nowhere", None, 404, "cursor-unknown"),
+    other("DELETE", "/cursors/nowhere", None, 404, "cursor-unknown"),
+    other("GET", "/cursors?limit=1001"),
+    other("GET", "/cursors?limit=x"),
+]
+
 SIZES = [
     Case(Ask("POST", "/records", NDJSON, b"1\n" * (1 << 19) + b"1\n"), 413, "limit-exceeded", "1 MiB and two bytes"),
     Case(Ask("POST", "/records", OCTETS, bytes(9 << 20)), 413, "limit-exceeded", "9 MiB"),
@@ -280,6 +304,7 @@ REQUESTS: list[tuple[str, list[Case]]] = [
     ("What the machine refuses", MACHINE),
     ("Records", RECORDS),
     ("Sessions", SESSIONS),
+    ("Cursors", CURSORS),
     ("Sizes", SIZES),
     ("Parameters, routes and methods", READS),
     ("Operations", OPERATIONS),
