@@ -203,6 +203,7 @@ class CursorRefused(ClusterError):
 
     def __init__(self, name: str, code: str, wanted: int, current: int | None) -> None:
         super().__init__(f"{code}: {_cursor_reason(_shown(name), code, wanted, current)}")
+        self.name = name
         self.code = code
         self.current = current
 
@@ -218,7 +219,7 @@ def _cursor_reason(name: str, code: str, wanted: int, current: int | None) -> st
         case "CURSOR_MOVED":
             return f"the cursor {name} is at {current}, and not where it was expected"
         case _:
-            return f"the cursor {name} is at {current}"
+            return f"the cursor {name} is {'not there' if current is None else f'at {current}'}"
 
 
 class CursorsFull(ClusterError):

@@ -74,7 +74,10 @@ class Membership:
         return list(document_of(reply, _Changed)["changes"])
 
     async def promote(self, node_id: str) -> list[int]:
-        """Make a node a voter with the disk that it has now. An older disk of it loses its vote first."""
+        """Make a node a voter with the disk that it has now. An older disk of it loses its vote first.
+
+        The call waits until the node has caught up and the leader serves.
+        """
         return list(document_of(await self._patch(node_id, {"role": "voter"}), _Changed)["changes"])
 
     async def demote(self, node_id: str) -> list[int]:
@@ -180,19 +183,6 @@ class Admin:
         """The members, as the leader knows them."""
         return document_of(await self._connection.get("/members"), Members)
 
-    async def promote(self, node_id: str) -> list[int]:
-        """Make a node a voter, with the disk it has now; return the indices of the members records this wrote.
-
-        The list is empty if the node already was a voter. The call waits until the node has caught up and the leader
-        serves. It is safe to repeat: it continues with the step that is missing.
-
-        Raises:
-            NotFound: there is no such node.
-            Unavailable: the node is not a voter within `timeout_s`; nothing was changed.
-            OutcomeUnknown: the node may or may not have become a voter within `timeout_s`; call this again.
-        """
-        return await self.membership.promote(node_id)
-
     async def take_snapshot(self, server: str) -> SnapshotTaken:
         """Have a node take a snapshot of everything it has applied; return its index, size and checksum.
 
@@ -276,6 +266,10 @@ class BlockingMembership:
         """Remove a node for good. A leader hands over first."""
         return self._run(self._membership.remove(node_id))
 
+    def promote(self, node_id: str) -> list[int]:
+        """Make a node a voter with the disk that it has now. An older disk of it loses its vote first."""
+        return self._run(self._membership.promote(node_id))
+
     def demote(self, node_id: str) -> list[int]:
         """Make a voter an observer. A leader hands over first."""
         return self._run(self._membership.demote(node_id))
@@ -317,10 +311,6 @@ class BlockingAdmin:
     def members(self) -> Members:
         """The members, as the leader knows them."""
         return self._run(self._admin.members())
-
-    def promote(self, node_id: str) -> list[int]:
-        """Make a node a voter, with the disk it has now; return the indices of the members records this wrote."""
-        return self._run(self._admin.promote(node_id))
 
     def take_snapshot(self, server: str) -> SnapshotTaken:
         """Have a node take a snapshot of everything it has applied; return its index, size and checksum."""

@@ -124,7 +124,7 @@ async def test_a_change_that_may_be_repeated_is_unknown_once_an_attempt_was_not_
 ) -> None:
     changes: list[Callable[[Client, str], Awaitable[Any]]] = [
         lambda client, _: client.transfer("n2"),
-        lambda client, _: client.promote("n2"),
+        lambda client, _: client.membership.promote("n2"),
         lambda client, server: client.take_snapshot(server),
         lambda client, server: client.expire(server),
         lambda client, server: client.code.accept(server),

@@ -22,7 +22,7 @@ DEADLINE_S = 60.0
 async def promoted(cluster: RunningCluster, asked: str, node_id: str) -> list[int]:
     """Ask until it is done, as a client does."""
     async with quire.connect(cluster.address(asked), timeout_s=DEADLINE_S) as client:
-        return await client.promote(node_id)
+        return await client.membership.promote(node_id)
 
 
 async def rows(cluster: RunningCluster, asked: str) -> list[dict[str, Any]]:

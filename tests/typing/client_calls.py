@@ -86,7 +86,7 @@ async def administration(cluster: Client) -> None:
     assert_type(await cluster.close_session(session.id), SessionClosed)
     assert_type(await cluster.transfer(), str)
     assert_type(await cluster.members(), Members)
-    assert_type(await cluster.promote("n3"), list[int])
+    assert_type(await cluster.membership.promote("n3"), list[int])
     assert_type(await cluster.take_snapshot("127.0.0.1:7001"), SnapshotTaken)
     assert_type(await cluster.expire("127.0.0.1:7001", dry_run=True), SegmentsExpired)
 
@@ -121,7 +121,7 @@ def blocking(cluster: BlockingClient) -> None:
     assert_type(cluster.status(), Status)
     assert_type(cluster.session(), Session)
     assert_type(cluster.transfer("n2"), str)
-    assert_type(cluster.promote("n3"), list[int])
+    assert_type(cluster.membership.promote("n3"), list[int])
     assert_type(cluster.ready("127.0.0.1:7001"), bool)
 
 

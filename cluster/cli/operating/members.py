@@ -150,7 +150,7 @@ def promote(cluster: ClusterOptions, node: NodeId, as_json: Json = False, timeou
     If the node came back with an empty disk, its old disk loses its vote before the new disk gains one: two records.
     Waits until the node has caught up. If interrupted, run it again.
     """
-    changes = ask(cluster, timeout, lambda client: client.promote(node))
+    changes = ask(cluster, timeout, lambda client: client.membership.promote(node))
     _show_changes({node: changes}, "a voter", "already a voter", as_json=as_json)
 
 

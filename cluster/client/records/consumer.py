@@ -12,7 +12,7 @@ expires. That is so rare that consumers do not chase each other's commits, which
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from ..connection import Run
@@ -116,8 +116,9 @@ async def _ahead(pages: AsyncGenerator[Page, None]) -> AsyncGenerator[Page, None
             yield page
     finally:
         following.cancel()
-        with suppress(asyncio.CancelledError, Exception):
-            await following
+        await asyncio.wait([following])
+        if not following.cancelled():
+            following.exception()  # It was raised above, or nobody wants the page any more.
         await pages.aclose()
 
 

@@ -157,6 +157,9 @@ class RecordPages:
 
     async def _holder_of(self, index: int, expired: NotFound) -> str:
         # A server whose log still has the record; each node expires its log by itself. Raises RecordsExpired.
+        lowest = expired.problem.get("lowest_index")
+        if len(self._source.servers) == 1 and isinstance(lowest, int):
+            raise RecordsExpired(expired.problem, lowest)
         bounds = await asyncio.gather(*map(self._bounds, self._source.servers), return_exceptions=True)
         found = [
             (each["lowest_index"], server)

@@ -1,7 +1,7 @@
 """`/cursors`: positions of readers in the log, which last (sm/cursors.py has their rules)."""
 
 import re
-from typing import Any
+from collections.abc import Mapping
 
 from aiohttp import web
 
@@ -93,7 +93,7 @@ async def delete_cursor(request: web.Request) -> web.StreamResponse:
     return answer(request, {"name": name, "index": index})
 
 
-async def _document(components: Components, name: str, cursor: Cursor) -> dict[str, Any]:
+async def _document(components: Components, name: str, cursor: Cursor) -> dict[str, object]:
     place = await components.cursor_lags.place(name, cursor)
     return {
         "name": name,
@@ -130,7 +130,7 @@ def _row_of(name: str, document: object) -> CursorRow:
     return CursorRow(name, index, expected, rewind, hold_bytes, None if token is None else bytes.fromhex(token), take)
 
 
-def _number_of(document: dict[str, Any], field: str) -> int | None:
+def _number_of(document: Mapping[str, object], field: str) -> int | None:
     number = document.get(field)
     if number is not None and (type(number) is not int or not 0 <= number <= INDEX_HIGHEST):
         raise Malformed(f"{field} is an integer from 0 to {INDEX_HIGHEST}")

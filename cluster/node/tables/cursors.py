@@ -6,7 +6,7 @@ leader is in flight; meanwhile rows wait, and the next record has them all, up t
 
 import asyncio
 from collections import deque
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from quire.log import CONSUMERS, Kind, encode_system
 from quire.replication import Write
@@ -119,8 +119,7 @@ class CursorWrites:
         """Raises as `Writing.write`."""
         waiter = FutureWaiter(applied=True)
         reply = await self._writing.write(Write(encode_system(record), 1, kind=Kind.SYSTEM, owner=waiter))
-        rows: list[list[Any]] = reply.results[0]
-        return [CursorOutcome(None, *row) if len(row) == 1 else CursorOutcome(*row) for row in rows]
+        return [CursorOutcome(None, *row) if len(row) == 1 else CursorOutcome(*row) for row in reply.results[0]]
 
 
 def _index_of(name: str, wanted: int, outcome: CursorOutcome) -> int:
