@@ -120,8 +120,12 @@ async def test_the_write_path_s_steps_are_timed_where_they_run(cluster: RunningC
 
 async def test_every_metric_is_in_the_docs(cluster: RunningCluster) -> None:
     await cluster.commands("n1", ["add", 1])
+    await cluster.ask("n1", "PUT", "/cursors/mail", b'{"index": 0}', "application/json")
+    end = (await cluster.ask("n1", "GET", "/index_bounds")).document["highest_index"]
+    await cluster.ask("n3", "GET", f"/records?from={end - 1}&kinds=all&wait_ms=10000")
     shown: dict[str, str] = {}
     for at in ("n1", "n3"):
+        await cluster.nodes[at].node.components.cursor_lags.look()
         reply = await cluster.ask(at, "GET", "/metrics")
         for family in text_string_to_metric_families(reply.body.decode()):
             labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})

@@ -1,0 +1,204 @@
+"""Cursors of running nodes: set over HTTP, coalesced, kept over restarts and installs; their lag and holds."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from quire.cluster.node.tables.cursor_lag import FRAMES_AT_ONCE
+from quire.cluster.node.views.status import node_status
+from quire.log import decode_system, walk_frames
+from tests.cluster.logs import served
+from tests.cluster.running import Reply, RunningCluster, applied_index, running_cluster, started
+from tests.cluster.test_retention import SETTINGS, expiry, snapshot, written
+
+JSON = "application/json"
+DEADLINE_S = 60.0
+ONE, TWO = "1" * 32, "2" * 32
+
+
+async def put(cluster: RunningCluster, name: str, index: int, at: str = "n1", **fields: Any) -> Reply:
+    return await cluster.ask(at, "PUT", f"/cursors/{name}", orjson.dumps({"index": index, **fields}), JSON)
+
+
+async def got(cluster: RunningCluster, name: str, at: str = "n1") -> Any:
+    reply = await cluster.ask(at, "GET", f"/cursors/{name}")
+    assert reply.status == 200, reply
+    return reply.document
+
+
+async def end_of(cluster: RunningCluster) -> int:
+    return int((await cluster.ask("n1", "GET", "/index_bounds")).document["highest_index"])
+
+
+def records_of(cluster: RunningCluster) -> list[Any]:
+    """The rows of each `cursors` record in the log of n1."""
+    log = cluster.nodes["n1"].node.components.log
+    raw, _ = log.read_frames(0, 1 << 24, to_index=log.durable_index)
+    fields = [decode_system(frame.payload) for frame in walk_frames(raw) if frame.header.kind == 2]
+    return [each["set"] for each in fields if each["type"] == "cursors"]
+
+
+@pytest.mark.asyncio
+async def test_any_node_takes_a_cursor_s_calls_and_a_restarted_one_still_has_it(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        await cluster.commands("n1", *[["add", 1]] * 50)
+        assert (await put(cluster, "mail", 10, at="n2", hold_bytes=5)).document == {"name": "mail", "index": 10}
+        assert (await put(cluster, "mail%2F2-4", 20, at="n3")).document == {"name": "mail/2-4", "index": 20}
+        listed = (await cluster.ask("n2", "GET", "/cursors?prefix=mail/")).document
+        assert [row["name"] for row in listed["cursors"]] == ["mail/2-4"]
+        await snapshot(cluster, "n2")
+        await cluster.restart("n2")
+        await cluster.ready()
+        await cluster.lead("n2")
+        assert (await got(cluster, "mail", "n2"))["index"] == 10
+        assert (await put(cluster, "mail", 9, at="n2")).problem == "cursor-refused"
+        assert (await cluster.ask("n3", "DELETE", "/cursors/mail")).document == {"name": "mail", "index": 10}
+        assert (await cluster.ask("n1", "GET", "/cursors/mail")).problem == "cursor-unknown"
+        digests = {node_status(running.node)["digest"] for running in cluster.nodes.values()}
+        async with asyncio.timeout(DEADLINE_S):
+            while len(digests) > 1:
+                await cluster.ask("n1", "GET", "/healthz")
+                digests = {node_status(running.node)["digest"] for running in cluster.nodes.values()}
+
+
+@pytest.mark.asyncio
+async def test_commits_that_wait_for_a_record_become_one_and_each_gets_its_own_answer(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1) as cluster:
+        await cluster.commands("n1", *[["add", 1]] * 50)
+        await put(cluster, "c7", 40)
+        replies = await asyncio.gather(*(put(cluster, f"c{number}", number) for number in range(40)))
+        for number, reply in enumerate(replies):
+            if number == 7:
+                assert (reply.problem, reply.document["code"]) == ("cursor-refused", "CURSOR_BACK")
+            else:
+                assert reply.document == {"name": f"c{number}", "index": number}
+        records = records_of(cluster)
+        assert sum(map(len, records)) == 41
+        assert len(records) < 20, "the first goes alone, and the rest while it is on its way"
+
+
+@pytest.mark.asyncio
+async def test_a_cursor_lags_only_behind_records_that_its_reader_gets(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1) as cluster:
+        await cluster.commands("n1", *[["add", 1]] * 8)
+        end = await end_of(cluster)
+        await put(cluster, "mail", end)
+        assert (await got(cluster, "mail"))["lag"] == {"records": 0, "seconds": 0.0}
+        for _ in range(FRAMES_AT_ONCE + 5):
+            await put(cluster, "other", end)
+        assert (await got(cluster, "mail"))["lag"]["records"] == 0, "commits are no records for a reader"
+
+        written_at = (await cluster.commands("n1", ["add", 1]))["index"]
+        for shard in range(4):
+            await put(cluster, f"mail%2F{shard}-4", end)
+        for shard in range(4):
+            row = await got(cluster, f"mail%2F{shard}-4")
+            is_behind = written_at % 4 == shard
+            assert bool(row["lag"]["records"]) == is_behind
+            assert bool(row["lag"]["seconds"]) == is_behind
+            assert row["next_index"] == (written_at if is_behind else await end_of(cluster))
+        row = await got(cluster, "mail")
+        assert row["lag"]["records"] == await end_of(cluster) - written_at
+        await put(cluster, "mail", written_at + 1)
+        assert (await got(cluster, "mail"))["lag"]["records"] == 0
+        await put(cluster, "mail", 0, rewind=True)
+        assert (await got(cluster, "mail"))["next_index"] == 1 + end - 9
+
+
+@pytest.mark.asyncio
+async def test_status_and_metrics_show_who_is_furthest_behind(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1) as cluster:
+        node = cluster.nodes["n1"].node
+        assert node_status(node)["cursors"] == {"count": 0, "behind": []}
+        first = (await cluster.commands("n1", ["add", 1]))["index"]
+        await cluster.commands("n1", ["add", 2])
+        await put(cluster, "level", await end_of(cluster))
+        await put(cluster, "late", first + 1)
+        await put(cluster, "later", first)
+        await node.components.cursor_lags.look()
+        shown = node_status(node)["cursors"]
+        assert shown["count"] == 3
+        assert [(row["name"], row["index"], row["lost"]) for row in shown["behind"]] == [
+            ("later", first, 0),
+            ("late", first + 1, 0),
+        ]
+        metrics = (await cluster.ask("n1", "GET", "/metrics")).body.decode()
+        assert "quire_cursors 3.0" in metrics
+        assert 'quire_cursor_lag_records{cursor="level"} 0.0' in metrics
+        lags = {line.split()[0]: float(line.split()[1]) for line in metrics.splitlines() if line[0] != "#"}
+        later = lags['quire_cursor_lag_seconds{cursor="later"}']
+        assert later >= lags['quire_cursor_lag_seconds{cursor="late"}'] > 0.0
+
+
+@pytest.mark.asyncio
+async def test_a_cursor_holds_the_log_up_to_its_size_and_then_gives_way_with_an_alarm(tmp_path: Path) -> None:
+    segment = SETTINGS["segment_bytes"]
+    async with running_cluster(tmp_path, 1, retention_bytes=2 * segment, **SETTINGS) as cluster:
+        node = cluster.nodes["n1"].node
+        await put(cluster, "mail", 0, hold_bytes=8 * segment)
+        await written(cluster, 5)
+        await put(cluster, "idle", await end_of(cluster), hold_bytes=segment)
+        for _ in range(2):
+            await snapshot(cluster)
+        await cluster.ask("n1", "POST", "/admin/expire", b"{}", JSON)
+        held = [hold for hold in expiry(cluster)["holds"] if hold["what"] == "cursor"]
+        first = (await got(cluster, "mail"))["next_index"]
+        assert [(hold["index"], "mail" in hold["why"]) for hold in held] == [(first, True)]
+        assert node_status(node)["lowest_index"] == 0, "what the consumer has not read is there"
+        assert not node_status(node)["alarms"]
+
+        async with asyncio.timeout(DEADLINE_S):
+            while node_status(node)["lowest_index"] == 0:
+                await written(cluster, 2)
+                await snapshot(cluster)
+                await cluster.ask("n1", "POST", "/admin/expire", b"{}", JSON)
+        await node.components.cursor_lags.look()
+        alarms = "\n".join(node_status(node)["alarms"])
+        assert "the cursor idle no longer holds the log" in alarms
+        assert "the cursor mail is at index 0, and this log begins at" in alarms
+        assert expiry(cluster)["floor"] <= node_status(node)["lowest_index"], "mail holds what is left for it"
+        row = await got(cluster, "mail")
+        assert 0 < row["lost"] <= node_status(node)["lowest_index"]
+
+        for name in ("mail", "idle"):
+            await put(cluster, name, await end_of(cluster))
+        await node.components.cursor_lags.look()
+        assert not [alarm for alarm in node_status(node)["alarms"] if "cursor" in alarm]
+        assert (await got(cluster, "mail"))["lost"] == 0
+
+
+@pytest.mark.asyncio
+async def test_a_node_that_installs_a_snapshot_has_its_cursors(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, retention_bytes=1, retention_follower_bytes=0, **SETTINGS) as cluster:
+        await put(cluster, "mail", 0, token=ONE, take=True)
+        stopped = cluster.nodes["n3"].config
+        await cluster.stop("n3")
+        for _ in range(2):
+            await written(cluster, 3)
+            await snapshot(cluster)
+        await put(cluster, "mail", 3, token=ONE)
+        await snapshot(cluster)
+        async with asyncio.timeout(DEADLINE_S):
+            while node_status(cluster.nodes["n1"].node)["lowest_index"] == 0:
+                await cluster.ask("n1", "POST", "/admin/expire", b"{}", JSON)
+        cluster.nodes["n3"] = await started(stopped)
+        async with asyncio.timeout(DEADLINE_S):
+            while applied_index(cluster.nodes["n3"].node) < applied_index(cluster.nodes["n1"].node):
+                await cluster.ask("n3", "GET", "/healthz")
+        components = cluster.nodes["n3"].node.components
+        assert components.log.bounds.lowest_index > 0, "it continues from a snapshot"
+        cursor = components.applying.applier.cursors.find("mail")
+        assert cursor is not None
+        assert (cursor.index, cursor.token.hex()) == (3, ONE)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+async def test_a_standalone_log_says_that_it_has_no_cursors(tmp_path: Path, method: str) -> None:
+    async with served(tmp_path) as log:
+        reply = await log.call(method, "/cursors/mail", data=b'{"index": 0}', headers={"Content-Type": JSON})
+    assert reply.status == 404
+    assert "a standalone log, which has no cluster, no machine and no cursors" in reply.document["detail"]
