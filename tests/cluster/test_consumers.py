@@ -1,0 +1,282 @@
+"""Consumers against real nodes: what they deliver, what a commit means, shares, and records that expired."""
+
+import asyncio
+from contextlib import aclosing
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import quire
+from quire import BadRequest, Client, CursorTaken, RecordsLost, ReshardRefused
+from quire.cluster.client.records import consumer as consumer_module
+from quire.cluster.node.views.status import node_status
+from tests.cluster.running import RunningCluster, running_cluster
+from tests.cluster.test_retention import SETTINGS, snapshot, written
+
+DEADLINE_S = 60.0
+
+
+def connected(cluster: RunningCluster, *nodes: str) -> Client:
+    return quire.connect([cluster.address(node) for node in nodes or cluster.nodes], timeout_s=DEADLINE_S)
+
+
+async def indices(client: Client, name: str, *, commit: bool = True, **fields: Any) -> list[int]:
+    """All that is delivered up to the end of the log."""
+    found: list[int] = []
+    until = (await client.bounds()).highest_index
+    async with asyncio.timeout(DEADLINE_S), aclosing(client.consume(name, until=until, **fields)) as batches:
+        async for batch in batches:
+            found += [record.index for record in batch.records]
+            if commit:
+                await batch.commit()
+    return found
+
+
+@pytest.mark.asyncio
+async def test_a_record_is_delivered_until_its_batch_or_a_later_one_is_committed(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster, connected(cluster) as client:
+        first = [await client.append(["add", number]) for number in range(5)]
+        assert await indices(client, "mail", commit=False) == first
+        assert await indices(client, "mail") == first
+        assert await indices(client, "mail") == []
+        later = [await client.append_batch([["add", 1]] * 3)]
+        found = await indices(client, "mail")
+        assert found == [later[0], later[0] + 1, later[0] + 2], "and none of the commits in between"
+
+
+@pytest.mark.asyncio
+async def test_a_part_of_a_batch_can_be_committed_and_no_more_than_it_holds(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1) as cluster, connected(cluster) as client:
+        first = await client.append_batch([["add", 1]] * 10)
+        async with aclosing(client.consume("mail")) as batches:
+            batch = await anext(batches)
+            await batch.commit(first + 4)
+            await batch.commit(first + 2)
+            with pytest.raises(ValueError, match="beyond the batch"):
+                await batch.commit(batch.next_index + 1)
+        assert (await client.cursors.get("mail"))["index"] == first + 4
+        assert await indices(client, "mail") == list(range(first + 4, first + 10))
+
+
+@pytest.mark.asyncio
+async def test_who_consumes_later_fences_who_consumed_before_and_so_does_an_operator(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1) as cluster, connected(cluster) as client:
+        await client.append_batch([["add", 1]] * 10)
+        async with aclosing(client.consume("mail")) as former, aclosing(client.consume("mail")) as later:
+            old = await anext(former)
+            new = await anext(later)
+            assert new.records == old.records
+            with pytest.raises(CursorTaken, match="another consumer took the cursor 'mail'"):
+                await old.commit()
+            await new.commit()
+            await client.append(["add", 1])
+            following = await anext(later)
+            await client.cursors.set("mail", 2, rewind=True)
+            with pytest.raises(CursorTaken, match="or an operator moved it; it is at 2"):
+                await following.commit()
+        async with aclosing(client.consume("mail")) as batches:
+            batch = await anext(batches)
+            await client.cursors.delete("mail")
+            with pytest.raises(CursorTaken, match="there is no cursor 'mail'"):
+                await batch.commit()
+
+
+@pytest.mark.asyncio
+async def test_shares_have_every_record_once_and_each_has_its_own_cursor(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster, connected(cluster) as client:
+        for _ in range(10):
+            await client.append_batch([["add", 1]] * 7)
+        whole = await indices(client, "all")
+        shares = await asyncio.gather(*(indices(client, "mail", shard=(shard, 4)) for shard in range(4)))
+        assert sorted(chain(*shares)) == whole
+        assert all(index % 4 == shard for shard, share in enumerate(shares) for index in share)
+        assert all(share == sorted(share) for share in shares)
+        assert [row["name"] async for row in client.cursors.all("mail")] == [f"mail/{shard}-4" for shard in range(4)]
+        for shard in ((0, 0), (9, 4), (-1, 4), (0, 65_537)):
+            with pytest.raises(ValueError, match="a share is"):
+                await indices(client, "mail", shard=shard)
+
+
+@pytest.mark.asyncio
+async def test_the_number_of_shares_changes_once_all_are_level_and_no_record_is_left_out(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1) as cluster, connected(cluster) as client:
+        await client.append_batch([["add", 1]] * 40)
+        until = (await client.bounds()).highest_index
+        whole = await indices(client, "all")
+        before = [await indices(client, "mail", shard=(shard, 4)) for shard in range(3)]
+        with pytest.raises(ReshardRefused, match="the cursor mail/3-4 is missing"):
+            await client.cursors.reshard("mail", 4, 6)
+        await client.cursors.set("mail/3-4", 0)
+        with pytest.raises(ReshardRefused, match=r"`quire consume mail --shard 3/4 --until \d+`"):
+            await client.cursors.reshard("mail", 4, 6)
+        async with asyncio.timeout(DEADLINE_S):
+            level = max([row["index"] async for row in client.cursors.all("mail")])
+            async for batch in client.consume("mail", shard=(3, 4), until=level):
+                before.append([record.index for record in batch.records])
+                await batch.commit()
+        await client.append_batch([["add", 2]] * 40)
+        assert await client.cursors.reshard("mail", 4, 6) == level >= until
+        assert [row["name"] async for row in client.cursors.all("mail")] == [f"mail/{shard}-6" for shard in range(6)]
+        after = [await indices(client, "mail", shard=(shard, 6)) for shard in range(6)]
+        assert sorted(chain(*before)) == whole
+        assert sorted(chain(*before, *after)) == await indices(client, "everything")
+        with pytest.raises(ReshardRefused, match="no cursors of 4 shares"):
+            await client.cursors.reshard("mail", 4, 6)
+
+
+@pytest.mark.asyncio
+async def test_an_interrupted_change_of_shares_is_continued(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1) as cluster, connected(cluster) as client:
+        await client.append_batch([["add", 1]] * 40)
+        for shard in range(2):
+            await indices(client, "mail", shard=(shard, 2))
+        level = max([row["index"] async for row in client.cursors.all("mail")])
+        for shard in range(3):
+            await client.cursors.set(f"mail/{shard}-3", level)
+        await client.cursors.set("mail/0-2", level)
+        await client.cursors.delete("mail/0-2")
+        assert await client.cursors.reshard("mail", 2, 3) == level
+        assert [row["name"] async for row in client.cursors.all()] == [f"mail/{shard}-3" for shard in range(3)]
+
+
+@pytest.mark.asyncio
+async def test_consumers_that_wait_add_nothing_to_the_log_whatever_others_commit(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1) as cluster, connected(cluster) as client:
+        await client.append_batch([["add", 1]] * 10)
+        taken = [asyncio.Event() for _ in range(4)]
+
+        async def worker(shard: int) -> None:
+            async for batch in client.consume("mail", shard=(shard, 4)):
+                await batch.commit()
+                taken[shard].set()
+
+        workers = [asyncio.create_task(worker(shard)) for shard in range(4)]
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.gather(*(each.wait() for each in taken))
+            rows = [row async for row in client.cursors.all()]
+        end = (await client.bounds()).highest_index
+        for _ in range(200):
+            await client.cursors.set("other", 3)
+        assert (await client.bounds()).highest_index == end + 200
+        assert [row async for row in client.cursors.all("mail")] == [
+            {**row, "next_index": end + 200} for row in rows
+        ], "they are level, and where they were"
+        for each in workers:
+            each.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+
+
+@pytest.mark.asyncio
+async def test_a_share_without_records_is_committed_on_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer_module, "IDLE_RECORDS", 100)
+    async with running_cluster(tmp_path, 1) as cluster, connected(cluster) as client:
+        until = (await client.bounds()).highest_index + 250
+        consuming = asyncio.create_task(anext(client.consume("mail", start="end"), None))
+        async with asyncio.timeout(DEADLINE_S):
+            while not [row async for row in client.cursors.all("mail")]:
+                pass
+            while (await client.bounds()).highest_index < until:
+                await client.cursors.set("other", 0)
+            while (await client.cursors.get("mail"))["index"] < until - 150:
+                pass
+        consuming.cancel()
+        await asyncio.gather(consuming, return_exceptions=True)
+
+
+@pytest.mark.asyncio
+async def test_records_that_expired_on_one_server_come_from_another(tmp_path: Path) -> None:
+    def own(node_id: str) -> dict[str, Any]:
+        return {"retention_bytes": 1} if node_id == "n1" else {}
+
+    async with running_cluster(tmp_path, own=own, **SETTINGS) as cluster, connected(cluster) as client:
+        await written(cluster, 3)
+        for _ in range(2):
+            await written(cluster, 2)
+            await snapshot(cluster)
+        lowest = await expired(cluster)
+        async with aclosing(client.consume("mail", start=0)) as batches:
+            batch = await anext(batches)
+        assert batch.records[0].index < lowest
+        assert batch.lost == 0
+
+
+async def expired(cluster: RunningCluster) -> int:
+    """Wait until records have expired on n1; return its lowest index."""
+    async with asyncio.timeout(DEADLINE_S):
+        while (lowest := node_status(cluster.nodes["n1"].node)["lowest_index"]) == 0:
+            await cluster.ask("n1", "POST", "/admin/expire", b"{}", "application/json")
+    return int(lowest)
+
+
+@pytest.mark.asyncio
+async def test_a_consumer_behind_the_log_s_beginning_is_told_how_much_it_lost(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1, retention_bytes=1, **SETTINGS) as cluster, connected(cluster) as client:
+        await client.cursors.set("mail", 1)
+        for _ in range(2):
+            await written(cluster, 3)
+            await snapshot(cluster)
+        lowest = await expired(cluster)
+        with pytest.raises(RecordsLost, match=f"the cursor mail is at index 1, and the log begins at {lowest}") as lost:
+            await anext(client.consume("mail"))
+        assert (lost.value.lost, lost.value.lowest_index) == (lowest - 1, lowest)
+        async with aclosing(client.consume("mail", skip_lost=True)) as batches:
+            batch = await anext(batches)
+            assert batch.lost == lowest - 1
+            assert batch.records[0].index >= lowest
+            await batch.commit()
+        assert (await client.cursors.get("mail"))["index"] == batch.next_index
+        assert await indices(client, "new") != [], "a new cursor begins at the first record"
+
+
+@pytest.mark.asyncio
+async def test_a_new_cursor_begins_where_its_consumer_says(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1) as cluster, connected(cluster) as client:
+        first = await client.append_batch([["add", 1]] * 10)
+        assert await indices(client, "end", start="end") == []
+        assert await indices(client, "at", start=first + 5) == list(range(first + 5, first + 10))
+        assert await indices(client, "at", start=first) == [], "it is there already"
+        with pytest.raises(BadRequest, match="CURSOR_BEYOND"):
+            await anext(client.consume("beyond", start=10_000))
+        with pytest.raises(ValueError, match="begins at first, end or an index"):
+            await anext(client.consume("other", start="middle"))
+        with pytest.raises(BadRequest, match="a cursor's name has"):
+            await anext(client.consume("a b"))
+
+
+@pytest.mark.asyncio
+async def test_a_consumer_continues_over_a_change_of_leader(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster, connected(cluster) as client:
+        await client.append_batch([["add", 1]] * 10)
+        async with asyncio.timeout(DEADLINE_S), aclosing(client.consume("mail")) as batches:
+            batch = await anext(batches)
+            await cluster.lead("n2")
+            await batch.commit()
+            written_at = await client.append(["add", 2])
+            await cluster.lead("n3")
+            batch = await anext(batches)
+            assert [record.index for record in batch.records] == [written_at]
+            await batch.commit()
+        assert (await client.cursors.get("mail"))["lag"]["records"] == 0
+
+
+@pytest.mark.asyncio
+async def test_the_blocking_twin_delivers_and_commits_the_same(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1) as cluster, connected(cluster) as client:
+        first = await client.append_batch([["add", 1]] * 10)
+
+        def consumed() -> list[int]:
+            found: list[int] = []
+            with quire.connect_sync(cluster.address("n1"), timeout_s=DEADLINE_S) as blocking:
+                for batch in blocking.consume("mail", until=first + 10):
+                    found += [record.index for record in batch.records]
+                    batch.commit(first + 5)
+                    batch.commit()
+                assert [row["index"] for row in blocking.cursors.all()] == [first + 10]
+                assert blocking.cursors.get("mail")["lag"]["records"] == 0
+                assert blocking.cursors.set("mail", first, rewind=True) == first
+                assert blocking.cursors.delete("mail") == first
+            return found
+
+        assert await asyncio.to_thread(consumed) == list(range(first, first + 10))
