@@ -2,7 +2,7 @@
 # servers in .cache and a Java for Spark. Install only Python 3.11 or newer, make and git beforehand.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compose-demo check test test-all test-rest tidy soak soak-log soak-processes soak-retriers soak-lasting soak-overload soak-hostile soak-hellos soak-messages soak-pipeline soak-faults soak-members soak-histories bench bench-commits lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment go-tools java
+.PHONY: help demo compose-demo check test test-all test-rest tidy soak soak-log soak-processes soak-retriers soak-workers soak-lasting soak-overload soak-hostile soak-hellos soak-messages soak-pipeline soak-faults soak-members soak-histories bench bench-commits lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment go-tools java
 
 BIN := .venv/bin
 
@@ -41,7 +41,7 @@ test-all: dev-environment go-tools java ## every test there is
 test-rest: dev-environment go-tools java ## what test-all runs and test does not
 	$(RUN_TESTS) -m full
 
-soak: soak-log soak-processes soak-retriers soak-lasting soak-overload soak-hostile soak-hellos soak-messages soak-pipeline soak-faults soak-members soak-histories ## long runs of the tests; the last goes on until a rule breaks (FROM=seed, JOBS=processes)
+soak: soak-log soak-processes soak-retriers soak-workers soak-lasting soak-overload soak-hostile soak-hellos soak-messages soak-pipeline soak-faults soak-members soak-histories ## long runs of the tests; the last goes on until a rule breaks (FROM=seed, JOBS=processes)
 
 soak-log: dev-environment
 	$(BIN)/python -m tests.log $(ARGS)
@@ -51,6 +51,9 @@ soak-processes: dev-environment go-tools java
 
 soak-retriers: dev-environment
 	$(BIN)/python -m tests.processes.retriers
+
+soak-workers: dev-environment
+	$(BIN)/python -m tests.processes.workers
 
 soak-lasting: dev-environment
 	$(BIN)/python -m tests.processes.lasting
