@@ -63,7 +63,6 @@ SLOW_REQUEST_S = 1.0  # A request that takes longer is logged, unless it waits o
 IDENTITY = "identity"
 READ_HEADERS = ("Accept", "Content-Type")
 READING_METHODS = frozenset({"GET", "HEAD"})
-CURSOR_PATH = "/cursors/{name:.+}"  # A name may have slashes.
 QUERY_PATH = "/query"  # A POST that writes nothing.
 REFUSALS = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})  # They tell a stranger nothing else.
 EXPECTED_ERRORS = (ClusterError, web.HTTPException, HttpProcessingError, web.RequestPayloadError)
@@ -77,9 +76,9 @@ ROUTES = (
     Route("GET", "/sessions/{session}", get_session, Role.READ),
     Route("DELETE", "/sessions/{session}", delete_session, Role.WRITE),
     Route("GET", "/cursors", get_cursors, Role.READ),
-    Route("PUT", CURSOR_PATH, put_cursor, Role.WRITE),
-    Route("GET", CURSOR_PATH, get_cursor, Role.READ),
-    Route("DELETE", CURSOR_PATH, delete_cursor, Role.WRITE),
+    Route("PUT", "/cursors/{name}", put_cursor, Role.WRITE),
+    Route("GET", "/cursors/{name}", get_cursor, Role.READ),
+    Route("DELETE", "/cursors/{name}", delete_cursor, Role.WRITE),
     Route("POST", "/records", post_records, Role.WRITE),
     Route("GET", "/records", get_records, Role.READ),
     Route("GET", "/records/{index}", get_record, Role.READ),

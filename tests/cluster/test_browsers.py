@@ -293,7 +293,7 @@ async def test_another_spelling_changes_nothing(site: Site, head: str, status: i
 async def test_no_route_is_left_out_and_no_get_has_an_effect_or_an_answer_for_another_page(site: Site) -> None:
     routes = site.cluster.nodes["n1"].runner.app.router.routes()
     paths = {
-        (route.method, route.resource.canonical.format(session=site.session, index=0, chunk=0, node="n9"))
+        (route.method, route.resource.canonical.format(session=site.session, index=0, chunk=0, node="n9", name="a"))
         for route in routes
         if route.resource is not None and route.resource.canonical not in HEALTH_PATHS | PEER_PATHS
     }

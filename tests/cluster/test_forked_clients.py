@@ -49,7 +49,7 @@ def calls_of(cluster):
         lambda: cluster.apply(1), lambda: cluster.submit(1), lambda: cluster.apply_batch([1]),
         lambda: cluster.submit_batch([1]), cluster.session, lambda: cluster.resume_at(1), lambda: cluster.append(b"x"),
         lambda: cluster.append_batch([1]), lambda: cluster.read(0), lambda: cluster.query(None), cluster.state,
-        cluster.status, cluster.transfer, cluster.members, lambda: cluster.promote("n1"),
+        cluster.status, cluster.transfer, cluster.members, lambda: cluster.membership.promote("n1"),
         lambda: cluster.take_snapshot(server), lambda: cluster.code.accept(server), lambda: cluster.expire(server),
         lambda: cluster.session_status(1), lambda: cluster.close_session(1), lambda: cluster.close_sessions([1]),
         lambda: cluster.ready(server),

@@ -86,7 +86,7 @@ async def test_every_route_s_long_answer_needs_room(
     responses = responses_of(cluster, at)
     monkeypatch.setattr(responses, "_limit", 0)
     monkeypatch.setattr(responses, "held_bytes", 1)
-    path = route.path.format(index=1, chunk=0, session=1, node="n9")
+    path = route.path.format(index=1, chunk=0, session=1, node="n9", name="a")
 
     reply = await cluster.ask(at, route.method, path, BODIES.get(route.path), JSON if route.method == "POST" else None)
 

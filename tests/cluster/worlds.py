@@ -18,7 +18,7 @@ from quire.log import CONSUMERS
 from quire.log.segment.write_segment import RECENT_BYTES
 from tests.cluster import conditions
 from tests.cluster.hop import cluster_with_hop
-from tests.cluster.running import Reply, RunningCluster, free_addresses, running_cluster, started
+from tests.cluster.running import Reply, RunningCluster, applied_index, free_addresses, running_cluster, started
 
 JSON = "application/json"
 MOODY = "tests.cluster.machines:Moody"
@@ -179,10 +179,14 @@ async def a_cursor(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, N
 
 @asynccontextmanager
 async def no_room_for_cursors(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
-    """There are as many cursors as the limit, on every node."""
+    """There are as many cursors as the limit, on every node until all have applied the attempt."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("quire.sm.cursors.MAX_CURSORS", 0)
         yield {"name": "one-more"}
+        end = applied_index(cluster.nodes["n1"].node)
+        for node_id, running in cluster.nodes.items():
+            while applied_index(running.node) < end:
+                await cluster.ask(node_id, "GET", "/healthz")
 
 
 @asynccontextmanager

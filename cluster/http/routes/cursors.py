@@ -1,4 +1,7 @@
-"""`/cursors`: positions of readers in the log, which last (sm/cursors.py has their rules)."""
+"""`/cursors`: positions of readers in the log, which last (sm/cursors.py has their rules).
+
+A slash in a cursor's name is `%2F` in a path.
+"""
 
 import re
 from collections.abc import Mapping
