@@ -215,7 +215,8 @@ def _cursor_reason(name: str, code: str, wanted: int, current: int | None) -> st
         case "CURSOR_BEYOND":
             return f"index {wanted} is beyond the end of the log"
         case "CURSOR_TAKEN":
-            return f"another consumer took the cursor {name}, or an operator moved it; it is at {current}"
+            who = f"another consumer took the cursor {name}, an operator moved it, or the cluster was recovered"
+            return f"{who}; it is at {current}"
         case "CURSOR_MOVED":
             return f"the cursor {name} is at {current}, and not where it was expected"
         case _:
@@ -234,8 +235,8 @@ class FeatureNotInUse(ClusterError):
 
     def __init__(self, feature: str) -> None:
         super().__init__(
-            f"the log does not use the feature {feature!r} yet: a member runs a version without it; upgrade it "
-            "(`quire members` shows the versions)"
+            f"the log does not use the feature {feature!r} yet: the leader is new, or a member runs a version without "
+            "it (`quire members` shows the versions)"
         )
         self.feature = feature
 

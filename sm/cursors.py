@@ -37,7 +37,8 @@ TAKEN = "CURSOR_TAKEN"
 UNKNOWN = "CURSOR_UNKNOWN"
 FULL = "CURSORS_FULL"
 
-_SHARE = re.compile(r".+/([0-9]{1,5})-([0-9]{1,5})", re.DOTALL)
+_SHARE = re.compile(r".+/(0|[1-9][0-9]{0,4})-([1-9][0-9]{0,4})", re.DOTALL)
+MAX_SHARDS = 65_536
 
 
 class Cursor(NamedTuple):
@@ -196,7 +197,7 @@ def share_of(name: str) -> tuple[int, int]:
     """
     match = _SHARE.fullmatch(name)
     shard, shards = (int(match[1]), int(match[2])) if match else (0, 1)
-    return (shard, shards) if shard < shards else (0, 1)
+    return (shard, shards) if shard < shards <= MAX_SHARDS else (0, 1)
 
 
 def cursors_record(rows: Iterable[CursorRow] = (), deleted: Iterable[str] = ()) -> dict[str, object]:

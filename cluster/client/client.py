@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, TypedDict
@@ -263,7 +264,7 @@ class Client(Admin):
             shard: (i, n), to read only the records with index % n == i, as the worker i of n. Each worker has a cursor
                 of its own, such as `mail/2-4`.
             start: where a cursor that is not there yet begins: `first`, `end`, or an index.
-            until: end after the records below this index, and commit it if everything delivered was committed.
+            until: end after the records below this index.
             hold_bytes: how much of the log the cursor may keep from expiring; None leaves it as it is, at first 0.
             skip_lost: continue after records that expired unread; `Batch.lost` counts them.
 
@@ -271,12 +272,13 @@ class Client(Admin):
             RecordsLost: records expired before they were read, on all servers that answer.
             HistoryChanged: the cluster was recovered. Consume again: the cursor is where this history has it.
             BadRequest: the name or the start is not valid, or the cursor cannot be created.
-            ValueError: there is no such share.
-            Unavailable: no server answered within `timeout_s`.
+            ValueError: there is no such share, or the name is that of a share.
+            CursorTaken: another consumer took the cursor. Its loss shows at a commit; the consumer itself commits only
+                if it got no record for long.
+            Unavailable, OutcomeUnknown: no server answered within `timeout_s`.
         """
-        pages = RecordPages(self._connection)
         return batches(
-            pages,
+            partial(RecordPages, self._connection),
             self.cursors,
             name,
             shard=shard,

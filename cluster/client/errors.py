@@ -233,7 +233,7 @@ class RecordsLost(ClientError):
 
     def __init__(self, name: str, index: int, lowest_index: int) -> None:
         super().__init__(
-            f"the cursor {name} is at index {index}, and the log begins at {lowest_index}: up to "
+            f"the consumer of {name} has read up to index {index}, and the log begins at {lowest_index}: up to "
             f"{lowest_index - index:,} records expired before they were read; to continue there, skip them"
         )
         self.name = name

@@ -18,7 +18,7 @@ Someone may have removed a snapshot's files, so they are checked before any segm
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from quire.log import Expirable, Expiry, Log, time_since_boot, wall_clock
+from quire.log import Expirable, Expiry, Log, LogError, time_since_boot, wall_clock
 from quire.replication import Disk
 from quire.replication.core import Status
 from quire.replication.lag import Position, lacking_bytes
@@ -151,7 +151,7 @@ class Retention:
         for each in sorted(self._needed(), key=lambda needed: needed.index):
             needs = each.index, each.hold_bytes
             # What lies above an index only grows, so it need not be measured again; nor above one that fits.
-            if former.get(each.name) == needs or (not holds and lacking_bytes(self._log, each.index) > each.hold_bytes):
+            if former.get(each.name) == needs or (not holds and self._bytes_from(each.index) > each.hold_bytes):
                 self._gave_way[each.name] = needs
             elif not holds:
                 why = (
@@ -160,8 +160,17 @@ class Retention:
                 holds.append(Hold("cursor", each.index, why))
         return holds
 
+    def _bytes_from(self, index: int) -> int:
+        """How much of the log is kept for whoever needs what is at `index` and above; at most so much."""
+        try:
+            return lacking_bytes(self._log, index)
+        except LogError:  # A frame there cannot be read, which is found and repaired elsewhere.
+            return self._log.size
+
     def alarms(self) -> list[str]:
-        """An alarm for each cursor that no longer holds the log, at most MAX_ALARMS."""
+        """An alarm for each cursor that no longer holds a log that expires, at most MAX_ALARMS."""
+        if not self._limits.size and not self._limits.age_ms:
+            return []
         return [
             f"the cursor {name} no longer holds the log: its consumer has read up to index {index}, and the rest is "
             f"more than the {hold_bytes:,} bytes that it may hold, so records may expire before they are read"

@@ -74,7 +74,7 @@ async def test_who_consumes_later_fences_who_consumed_before_and_so_does_an_oper
             await client.append(["add", 1])
             following = await anext(later)
             await client.cursors.set("mail", 2, rewind=True)
-            with pytest.raises(CursorTaken, match="or an operator moved it; it is at 2"):
+            with pytest.raises(CursorTaken, match="an operator moved it, or the cluster was recovered; it is at 2"):
                 await following.commit()
         async with aclosing(client.consume("mail")) as batches:
             batch = await anext(batches)
@@ -103,7 +103,6 @@ async def test_shares_have_every_record_once_and_each_has_its_own_cursor(tmp_pat
 async def test_the_number_of_shares_changes_once_all_are_level_and_no_record_is_left_out(tmp_path: Path) -> None:
     async with running_cluster(tmp_path, 1) as cluster, connected(cluster) as client:
         await client.append_batch([["add", 1]] * 40)
-        until = (await client.bounds()).highest_index
         whole = await indices(client, "all")
         before = [await indices(client, "mail", shard=(shard, 4)) for shard in range(3)]
         with pytest.raises(ReshardRefused, match="the cursor mail/3-4 is missing"):
@@ -117,7 +116,7 @@ async def test_the_number_of_shares_changes_once_all_are_level_and_no_record_is_
                 before.append([record.index for record in batch.records])
                 await batch.commit()
         await client.append_batch([["add", 2]] * 40)
-        assert await client.cursors.reshard("mail", 4, 6) == level >= until
+        assert await client.cursors.reshard("mail", 4, 6) == level
         assert [row["name"] async for row in client.cursors.all("mail")] == [f"mail/{shard}-6" for shard in range(6)]
         after = [await indices(client, "mail", shard=(shard, 6)) for shard in range(6)]
         assert sorted(chain(*before)) == whole
@@ -218,7 +217,9 @@ async def test_a_consumer_behind_the_log_s_beginning_is_told_how_much_it_lost(tm
             await written(cluster, 3)
             await snapshot(cluster)
         lowest = await expired(cluster)
-        with pytest.raises(RecordsLost, match=f"the cursor mail is at index 1, and the log begins at {lowest}") as lost:
+        with pytest.raises(
+            RecordsLost, match=f"the consumer of mail has read up to index 1, and the log begins at {lowest}"
+        ) as lost:
             await anext(client.consume("mail"))
         assert (lost.value.lost, lost.value.lowest_index) == (lowest - 1, lowest)
         async with aclosing(client.consume("mail", skip_lost=True)) as batches:
@@ -228,6 +229,105 @@ async def test_a_consumer_behind_the_log_s_beginning_is_told_how_much_it_lost(tm
             await batch.commit()
         assert (await client.cursors.get("mail"))["index"] == batch.next_index
         assert await indices(client, "new") != [], "a new cursor begins at the first record"
+
+
+@pytest.mark.asyncio
+async def test_a_consumer_that_had_read_all_lost_nothing_when_commits_of_others_expired(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1, retention_bytes=1, **SETTINGS) as cluster, connected(cluster) as client:
+        await written(cluster, 1)
+        await indices(client, "mail")
+        level = (await client.cursors.get("mail"))["index"]
+        lags = cluster.nodes["n1"].node.components.cursor_lags
+        async with asyncio.timeout(DEADLINE_S):
+            while node_status(cluster.nodes["n1"].node)["lowest_index"] <= level + 1:
+                await asyncio.gather(*(client.cursors.set(f"{number}" * 60, 0) for number in range(100, 400)))
+                await lags.look()
+                await snapshot(cluster)
+                await cluster.ask("n1", "POST", "/admin/expire", b"{}", "application/json")
+        assert (await client.cursors.get("mail"))["lost"] == 0
+        assert await indices(client, "mail") == []
+
+
+@pytest.mark.asyncio
+async def test_a_waiting_consumer_moves_its_cursor_on_when_the_log_s_beginning_passes_it(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1, retention_bytes=1, **SETTINGS) as cluster, connected(cluster) as client:
+        await written(cluster, 1)
+        taken = asyncio.Event()
+
+        async def work() -> None:
+            async for batch in client.consume("mail"):
+                await batch.commit()
+                taken.set()
+
+        working = asyncio.create_task(work())
+        async with asyncio.timeout(DEADLINE_S):
+            await taken.wait()
+            level = (await client.cursors.get("mail"))["index"]
+            lowest, index = 0, level
+            while lowest <= level or index < lowest:
+                await asyncio.gather(*(client.cursors.set(f"{number}" * 60, 0) for number in range(100, 400)))
+                await snapshot(cluster)
+                await cluster.ask("n1", "POST", "/admin/expire", b"{}", "application/json")
+                lowest = node_status(cluster.nodes["n1"].node)["lowest_index"]
+                index = (await client.cursors.get("mail"))["index"]
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+
+
+@pytest.mark.asyncio
+async def test_records_that_were_lost_are_not_hidden_by_a_change_of_shares(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1, retention_bytes=1, **SETTINGS) as cluster, connected(cluster) as client:
+        await client.cursors.set("mail/1-2", 0)
+        for _ in range(2):
+            await written(cluster, 3)
+            await snapshot(cluster)
+        await client.cursors.set("mail/0-2", await expired(cluster))
+        with pytest.raises(ReshardRefused, match=r"expired before the worker of mail/1-2 read them.*--skip-lost"):
+            await client.cursors.reshard("mail", 2, 3)
+
+
+@pytest.mark.asyncio
+async def test_one_named_server_that_has_the_records_is_enough(tmp_path: Path) -> None:
+    def own(node_id: str) -> dict[str, Any]:
+        return {"retention_bytes": 1} if node_id == "n1" else {}
+
+    async with running_cluster(tmp_path, own=own, **SETTINGS) as cluster, connected(cluster, "n2") as client:
+        await written(cluster, 3)
+        for _ in range(2):
+            await written(cluster, 2)
+            await snapshot(cluster)
+        lowest = await expired(cluster)
+        found = await indices(client, "mail", start=0)
+        assert found[0] < lowest < found[-1]
+
+
+@pytest.mark.asyncio
+async def test_commits_may_pass_each_other(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1) as cluster, connected(cluster) as client:
+        first = await client.append_batch([["add", 1]] * 10)
+        async with aclosing(client.consume("mail")) as batches:
+            batch = await anext(batches)
+            await asyncio.gather(*(batch.commit(first + number) for number in (9, 3, 7, 1, 10)))
+        assert (await client.cursors.get("mail"))["index"] == first + 10
+
+
+@pytest.mark.asyncio
+async def test_one_worker_becomes_many_and_many_become_one(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1) as cluster, connected(cluster) as client:
+        await client.append_batch([["add", 1]] * 10)
+        whole = await indices(client, "mail")
+        await client.append_batch([["add", 1]] * 10)
+        await client.cursors.reshard("mail", 1, 2)
+        parts = [await indices(client, "mail", shard=(shard, 2)) for shard in range(2)]
+        await client.cursors.reshard("mail", 2, 1)
+        assert await indices(client, "mail", shard=(0, 1)) == []
+        assert [row["name"] async for row in client.cursors.all()] == ["mail"]
+        assert sorted(chain(whole, *parts)) == await indices(client, "all")
+        with pytest.raises(ValueError, match="is the name of a share's cursor"):
+            await anext(client.consume("report/01-31"))
+        for name in ("", ".", "..", "./."):
+            with pytest.raises(BadRequest, match="is not the name of a cursor"):
+                await client.cursors.get(name)
 
 
 @pytest.mark.asyncio

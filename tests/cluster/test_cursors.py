@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 import pytest
 
-from quire.cluster.node.tables.cursor_lag import FRAMES_AT_ONCE
+from quire.cluster.node.tables.cursor_lag import HEADERS_AT_ONCE
 from quire.cluster.node.views.status import node_status
-from quire.log import decode_system, walk_frames
+from quire.log import FrameCorrupt, FrameHeader, decode_system, walk_frames, wall_clock
 from tests.cluster.logs import served
 from tests.cluster.running import Reply, RunningCluster, applied_index, running_cluster, started
 from tests.cluster.test_retention import SETTINGS, expiry, snapshot, written
@@ -87,7 +87,7 @@ async def test_a_cursor_lags_only_behind_records_that_its_reader_gets(tmp_path: 
         end = await end_of(cluster)
         await put(cluster, "mail", end)
         assert (await got(cluster, "mail"))["lag"] == {"records": 0, "seconds": 0.0}
-        for _ in range(FRAMES_AT_ONCE + 5):
+        for _ in range(HEADERS_AT_ONCE + 5):
             await put(cluster, "other", end)
         assert (await got(cluster, "mail"))["lag"]["records"] == 0, "commits are no records for a reader"
 
@@ -106,6 +106,62 @@ async def test_a_cursor_lags_only_behind_records_that_its_reader_gets(tmp_path: 
         assert (await got(cluster, "mail"))["lag"]["records"] == 0
         await put(cluster, "mail", 0, rewind=True)
         assert (await got(cluster, "mail"))["next_index"] == 1 + end - 9
+
+
+@pytest.mark.asyncio
+async def test_a_level_cursor_stays_level_between_two_looks(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1) as cluster:
+        lags = cluster.nodes["n1"].node.components.cursor_lags
+        await cluster.commands("n1", ["add", 1])
+        await put(cluster, "mail", await end_of(cluster))
+        await lags.look()
+        await put(cluster, "other", 0)
+        hours_later = wall_clock() + 3 * 3_600_000_000
+        assert {read.name: lag for read, lag in lags.shown(hours_later)}["mail"] == (0, 0.0)
+
+
+@pytest.mark.asyncio
+async def test_many_cursors_share_what_was_read_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_cluster(tmp_path, 1) as cluster:
+        components = cluster.nodes["n1"].node.components
+        await cluster.commands("n1", ["add", 1])
+        end = await end_of(cluster)
+        await asyncio.gather(*(put(cluster, f"c{number}", end, hold_bytes=1) for number in range(500)))
+        for _ in range(20):
+            await put(cluster, "other", end)
+        read: list[int] = []
+        header = components.log.reader.header
+
+        def counted(index: int) -> FrameHeader:
+            read.append(index)
+            return header(index)
+
+        monkeypatch.setattr(components.log.reader, "header", counted)
+        await components.cursor_lags.look()
+        assert 20 <= len(read) == len(set(read)) <= await end_of(cluster) - end, "each header once, for all cursors"
+        read.clear()
+        assert len(components.cursor_lags.needed()) == 500
+        assert expiry(cluster)
+        assert not read, "whoever may not wait reads none"
+
+
+@pytest.mark.asyncio
+async def test_a_hold_on_a_frame_that_cannot_be_read_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_cluster(tmp_path, 1, retention_bytes=1 << 20, **SETTINGS) as cluster:
+        node = cluster.nodes["n1"].node
+        await put(cluster, "mail", 0, hold_bytes=1)
+        await written(cluster, 2)
+
+        def corrupt(index: int) -> int:
+            raise FrameCorrupt("00000000000000000000.store", 64, "its payload fails its crc32c")
+
+        monkeypatch.setattr(node.components.log.lookup, "boundary_at_or_below", corrupt)
+        monkeypatch.setattr(node.components.log.reader, "header", corrupt)
+        await node.components.cursor_lags.look()
+        assert expiry(cluster)["holds"]
+        assert "the cursor mail no longer holds the log" in "\n".join(node_status(node)["alarms"])
 
 
 @pytest.mark.asyncio
@@ -144,6 +200,7 @@ async def test_a_cursor_holds_the_log_up_to_its_size_and_then_gives_way_with_an_
         for _ in range(2):
             await snapshot(cluster)
         await cluster.ask("n1", "POST", "/admin/expire", b"{}", JSON)
+        await node.components.cursor_lags.look()
         held = [hold for hold in expiry(cluster)["holds"] if hold["what"] == "cursor"]
         first = (await got(cluster, "mail"))["next_index"]
         assert [(hold["index"], "mail" in hold["why"]) for hold in held] == [(first, True)]

@@ -118,7 +118,7 @@ async def test_a_tail_from_an_expired_index_ends_at_once() -> None:
     async with scripted(refusing(410, "expired", lowest_index=9)) as server, connect(server.address) as cluster:
         with pytest.raises(NotFound) as expired:
             await taken(cluster, 5, 1)
-        assert len(server.requests) == 1
+        assert [path for _, path, _ in server.requests] == ["/records?from=5&wait_ms=3000", "/index_bounds"]
 
     assert expired.value.problem["lowest_index"] == 9
 

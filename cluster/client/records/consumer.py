@@ -4,14 +4,14 @@ A record is delivered at least once: again, if its consumer ended, or lost its c
 in the order of the log; of a share, in the order of that share alone.
 
 A consumer takes its cursor by a new token when it begins, and then is the only one that can move it. Nothing is
-committed that was not asked for, with one exception. A share may get no record for a long time while the log grows;
-once it has passed IDLE_RECORDS indices without one, it commits that, so that its cursor is not left behind by what
-expires. That is so rare that consumers do not chase each other's commits, which are in the log, too.
+committed that was not asked for, with one exception. A consumer may get no record for a long time while the log grows
+and expires; once it has passed IDLE_RECORDS indices without one, or its cursor is below the beginning of the log, it
+commits where it is. That is so rare that consumers do not chase each other's commits, which are in the log, too.
 """
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -31,6 +31,11 @@ class _Progress:
     token: bytes
     committed: int
     delivered: int
+
+    def is_left_behind(self, page: Page) -> bool:
+        """Whether nothing is left to commit, and the cursor is far below the page, or below the log's beginning."""
+        far = page.next_index - self.committed >= IDLE_RECORDS or self.committed < page.lowest_index
+        return far and self.committed >= self.delivered
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,7 @@ async def _commit(cursors: Cursors, progress: _Progress, index: int) -> None:
 
 
 async def batches(
-    pages: RecordPages,
+    pages_of: Callable[[str | None], RecordPages],
     cursors: Cursors,
     name: str,
     *,
@@ -82,12 +87,12 @@ async def batches(
     hold_bytes: int | None,
     skip_lost: bool,
 ) -> AsyncGenerator[Batch, None]:
-    """As `Client.consume`; `pages` are this consumer's own."""
+    """As `Client.consume`; `pages_of` gives this consumer the records of a history of the cluster."""
     cursor, token = share_name(name, shard), os.urandom(16)
-    index = await cursors.take(cursor, start, token, hold_bytes)
-    progress, lost = _Progress(cursor, token, index, index), 0
+    index, history = await cursors.take(cursor, start, token, hold_bytes)
+    pages, progress, lost = pages_of(history), _Progress(cursor, token, index, index), 0
     parameters = {} if shard is None else {"shard": f"{shard[0]}/{shard[1]}"}
-    while True:
+    while until is None or index < until:
         try:
             async with aclosing(_ahead(pages.follow(index, until, parameters))) as followed:
                 async for page in followed:
@@ -96,15 +101,21 @@ async def batches(
                         progress.delivered = index
                         yield Batch(page.records, index, lost, cursors, progress)
                         lost = 0
-                    elif index - progress.committed >= IDLE_RECORDS and progress.committed >= progress.delivered:
+                    elif progress.is_left_behind(page):
                         await _commit(cursors, progress, index)
-            break
         except RecordsExpired as expired:
+            if (further := await _without_records(cursors, progress, index)) > index:
+                index = further
+                continue
             if not skip_lost:
                 raise RecordsLost(cursor, index, expired.lowest_index) from None
             lost, index = lost + expired.lowest_index - index, expired.lowest_index
-    if until is not None and progress.committed >= progress.delivered:
-        await _commit(cursors, progress, until)
+
+
+async def _without_records(cursors: Cursors, progress: _Progress, index: int) -> int:
+    """From `index`, where the consumer's next record is, if the leader knows that what expired was not for it."""
+    row = await cursors.get(progress.name)
+    return row["next_index"] if row["token"] == progress.token.hex() and not row["lost"] else index
 
 
 async def _ahead(pages: AsyncGenerator[Page, None]) -> AsyncGenerator[Page, None]:

@@ -1,6 +1,7 @@
 """Cursors: named positions in the log, as an operator and a consumer set them."""
 
-from collections.abc import AsyncGenerator, Mapping
+import re
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TypedDict
 from urllib.parse import quote, urlencode
 
@@ -8,13 +9,14 @@ from quire.log import pack
 
 from ..connection import Connection, Run
 from ..documents import BoundsDocument, document_of
-from ..errors import BadRequest, CursorTaken, NotFound, OutcomeUnknown, ReshardRefused
-from ..transport import MSGPACK
+from ..errors import BadRequest, ClientError, CursorTaken, NotFound, OutcomeUnknown, ReshardRefused
+from ..transport import MSGPACK, Reply
 
 CURSOR_UNKNOWN = "urn:quire:problem:cursor-unknown"
 CURSOR_REFUSED = "urn:quire:problem:cursor-refused"
-TAKEN = "CURSOR_TAKEN"
+TAKEN, BACK = "CURSOR_TAKEN", "CURSOR_BACK"
 MAX_SHARDS = 65_536
+_SHARE = re.compile(r".+/[0-9]+-[0-9]+", re.DOTALL)
 
 Start = int | str
 """Where a new cursor begins: `first`, the first record of the log; `end`, after its last one; or an index."""
@@ -43,7 +45,10 @@ class CursorRow(TypedDict):
 
 
 class Cursors:
-    """The cursors of a cluster: `client.cursors`. Each call is safe to repeat.
+    """The cursors of a cluster: `client.cursors`.
+
+    A call that did not say what became of it may be repeated. But an attempt may still be on its way, and arrive after
+    others have moved the cursor: name what you `expected`.
 
     Raises:
         Unavailable: no server could do it within `timeout_s`.
@@ -90,7 +95,7 @@ class Cursors:
             OutcomeUnknown: it may have been set; call this again.
         """
         document = {"index": index, "rewind": rewind, "expected": expected, "hold_bytes": hold_bytes}
-        return await self._put(name, document)
+        return document_of(await self._put(name, document), _Placed)["index"]
 
     async def delete(self, name: str) -> int:
         """Delete a cursor; return the index that it had. Its consumer's commits then fail.
@@ -114,42 +119,38 @@ class Cursors:
         """
         former = [share_name(name, (shard, shards)) for shard in range(shards)]
         wanted = [share_name(name, (shard, new_shards)) for shard in range(new_shards)]
-        rows = {row["name"]: row async for row in self.all(f"{name}/")}
+        rows = {row["name"]: row async for row in self.all(name)}
         left = [rows[each] for each in former if each in rows]
         begun = [rows[each] for each in wanted if each in rows]
         if not left or shards == new_shards:
             raise ReshardRefused(f"{name} has no cursors of {shards} shares that could become {new_shards}")
         level = max(row["index"] for row in left)
-        if len(left) < shards and len(begun) < new_shards:
-            missing = next(each for each in former if each not in rows)
-            raise ReshardRefused(f"the cursor {missing} is missing; run its worker once, or set it")
-        for row in left:
-            if row["next_index"] < level:
-                raise ReshardRefused(
-                    f"{row['name']} has still to read what is between {row['next_index']} and {level}; run its worker "
-                    f"up to there: `quire consume {name} --shard {row['name'].rpartition('/')[2].replace('-', '/')} "
-                    f"--until {level}`"
-                )
-        if any(row["index"] != level for row in begun):
-            raise ReshardRefused(f"{begun[0]['name']} is there already, at {begun[0]['index']}; delete it first")
-        for row in left:  # This fences a worker that still runs.
-            await self.set(row["name"], level, expected=row["index"])
-        hold_bytes = max(row["hold_bytes"] for row in left)
-        for each in wanted:
-            await self.set(each, level, hold_bytes=hold_bytes)
+        if len(left) == shards or len(begun) < new_shards:  # Otherwise only the deletions were interrupted.
+            _refuse_uneven(name, left, [each for each in former if each not in rows], level)
+            if any(row["index"] != level for row in begun):
+                raise ReshardRefused(f"{begun[0]['name']} is there already, at {begun[0]['index']}; delete it first")
+            for row in left:  # This fences a worker that still runs.
+                await self.set(row["name"], level, expected=row["index"])
+            hold_bytes = max(row["hold_bytes"] for row in left)
+            for each in wanted:
+                await self.set(each, level, hold_bytes=hold_bytes)
         for row in left:
             await self.delete(row["name"])
         return level
 
-    async def take(self, name: str, start: Start, token: bytes, hold_bytes: int | None) -> int:
-        """Take a cursor for a consumer with this new token; return its index. Without one, create it at `start`."""
+    async def take(self, name: str, start: Start, token: bytes, hold_bytes: int | None) -> tuple[int, str | None]:
+        """Take a cursor for a consumer with this new token, or create it at `start`; return its index and history."""
+        if not (start in ("first", "end") or (isinstance(start, int) and 0 <= start < 1 << 64)):
+            raise ValueError(f"a new cursor begins at first, end or an index, not at {start!r}")
         try:
             index = (await self.get(name))["index"]
         except NotFound as error:
             if error.type != CURSOR_UNKNOWN:
                 raise
             index = await self._index_of(start)
-        return await self._put(name, {"index": index, "take": True, "token": token.hex(), "hold_bytes": hold_bytes})
+        document = {"index": index, "take": True, "token": token.hex(), "hold_bytes": hold_bytes}
+        reply = await self._put(name, document)
+        return document_of(reply, _Placed)["index"], reply.headers.get("Quire-History")
 
     async def commit(self, name: str, index: int, token: bytes) -> None:
         """Commit a consumer's index; it is on a majority's disks.
@@ -161,36 +162,38 @@ class Cursors:
         try:
             await self._put(name, {"index": index, "token": token.hex()})
         except BadRequest as error:
+            if error.problem.get("code") == BACK:
+                return  # The token is the cursor's, so a later commit of this consumer was first.
             if error.problem.get("code") == TAKEN or error.type == CURSOR_UNKNOWN:
                 raise CursorTaken(name, str(error).removeprefix(f"{TAKEN}: ")) from None
             raise
-        except OutcomeUnknown:
-            row = await self._held(name, token)
-            if row["index"] < index:
+        except OutcomeUnknown as unknown:
+            if await self._index_under(name, token, unknown) < index:
                 raise
 
-    async def _held(self, name: str, token: bytes) -> CursorRow:
-        """The cursor, if the token is its own. Raises CursorTaken."""
+    async def _index_under(self, name: str, token: bytes, unknown: OutcomeUnknown) -> int:
+        """The index of the cursor, if the token is its own. Raises CursorTaken, or `unknown` if nobody can tell."""
         try:
             row = await self.get(name)
         except NotFound as error:
+            if error.type != CURSOR_UNKNOWN:
+                raise unknown from error
             raise CursorTaken(name, str(error)) from None
+        except ClientError as error:
+            raise unknown from error
         if row["token"] != token.hex():
-            raise CursorTaken(name, f"another consumer took the cursor {name!r}, or an operator moved it")
-        return row
+            raise CursorTaken(name, f"another consumer took the cursor {name!r}, or it was moved")
+        return row["index"]
 
-    async def _put(self, name: str, document: Mapping[str, object]) -> int:
+    async def _put(self, name: str, document: Mapping[str, object]) -> Reply:
         body = pack({field: value for field, value in document.items() if value is not None})
-        reply = await self._connection.call(
+        return await self._connection.call(
             "PUT", _path(name), writes=True, repeatable=True, body=body, content_type=MSGPACK
         )
-        return document_of(reply, _Placed)["index"]
 
     async def _index_of(self, start: Start) -> int:
         if isinstance(start, int):
             return start
-        if start not in ("first", "end"):
-            raise ValueError(f"a new cursor begins at first, end or an index, not at {start!r}")
         bounds = document_of(await self._connection.get("/index_bounds?consistency=linearizable"), BoundsDocument)
         return bounds["lowest_index"] if start == "first" else bounds["highest_index"]
 
@@ -236,17 +239,38 @@ class BlockingCursors:
 
 
 def share_name(name: str, shard: tuple[int, int] | None) -> str:
-    """The name of the cursor of a share: `mail/2-4` for the share (2, 4) of `mail`; the name itself for None.
+    """The name of the cursor of a share: `mail/2-4` for the share (2, 4) of `mail`; the name itself for (0, 1) or None.
 
     Raises:
-        ValueError: there is no such share.
+        ValueError: there is no such share, or the name is that of a share itself.
     """
-    if shard is None:
+    if _SHARE.fullmatch(name):
+        raise ValueError(f"{name!r} is the name of a share's cursor: consume as in name='mail', shard=(2, 4)")
+    if shard is None or shard == (0, 1):
         return name
     number, shards = shard
     if not 0 <= number < shards <= MAX_SHARDS:
         raise ValueError(f"a share is (i, n) with i below n, and n at most {MAX_SHARDS}, not ({number}, {shards})")
     return f"{name}/{number}-{shards}"
+
+
+def _refuse_uneven(name: str, left: Sequence[CursorRow], missing: Sequence[str], level: int) -> None:
+    """Raise ReshardRefused unless all shares are there, and have read all that is below `level`."""
+    if missing:
+        raise ReshardRefused(f"the cursor {missing[0]} is missing; run its worker once, or set it")
+    for row in left:
+        share = row["name"].removeprefix(name).strip("/").replace("-", "/")
+        command = f"`quire consume {name}{f' --shard {share}' if share else ''} --until {level}`"
+        if row["lost"] and row["index"] < level:
+            raise ReshardRefused(
+                f"up to {row['lost']:,} records expired before the worker of {row['name']} read them; run it up to "
+                f"{level}, or accept that with --skip-lost: {command}"
+            )
+        if row["next_index"] < level:
+            raise ReshardRefused(
+                f"{row['name']} has still to read what is between {row['next_index']} and {level}; run its worker up "
+                f"to there: {command}"
+            )
 
 
 class _Page(TypedDict):
@@ -260,4 +284,6 @@ class _Placed(TypedDict):
 
 
 def _path(name: str) -> str:
+    if not name.strip("./"):
+        raise BadRequest({"status": 400, "detail": f"{name!r} is not the name of a cursor"})
     return f"/cursors/{quote(name, safe='')}"

@@ -50,10 +50,11 @@ Pages = AsyncGenerator[list[Record], None]
 
 
 class Page(NamedTuple):
-    """The records of a server's answer, perhaps none, and the index to continue from."""
+    """The records of a server's answer, perhaps none; the index to continue from, and the lowest of that server."""
 
     records: list[Record]
     next_index: int
+    lowest_index: int
 
 
 class RecordsExpired(NotFound):
@@ -64,11 +65,28 @@ class RecordsExpired(NotFound):
         self.lowest_index = lowest_index
 
 
+class _Elsewhere(NamedTuple):
+    """The server to ask for records below `to_index`, which have expired on others; None stands for any server.
+
+    `failed` are those that had them, and then did not give them.
+    """
+
+    server: str | None = None
+    to_index: int = 0
+    failed: frozenset[str] = frozenset()
+
+    def without(self) -> "_Elsewhere":
+        """Any server but this one, if another one is needed."""
+        return _Elsewhere(failed=self.failed | {self.server} if self.server else self.failed)
+
+
 class Source(Protocol):
     """What records are read from: servers, each of which may give the next page."""
 
     timeout_s: float
-    servers: Sequence[str]
+
+    @property
+    def servers(self) -> Sequence[str]: ...
 
     async def get(self, path: str, *, server: str | None = None) -> Reply: ...
 
@@ -76,9 +94,9 @@ class Source(Protocol):
 class RecordPages:
     """The records of a cluster in pages, as the servers send them: as `client.pages`."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, history: str | None = None) -> None:
         self._source = source
-        self._history: str | None = None  # That of the last page; a server with another one refuses the next.
+        self._history = history  # That of the last page; a server with another one refuses the next.
 
     async def range(self, from_index: int | None, to_index: int | None) -> Pages:
         """The visible records [from_index, to_index). None stands for the first and the last visible record.
@@ -91,12 +109,12 @@ class RecordPages:
         index = bounds["lowest_index"] if from_index is None else from_index
         end = bounds["highest_index"] if to_index is None else min(to_index, bounds["highest_index"])
         while index < end:
-            page, next_index = await self._page(index, {"from": index, "to": end})
-            if next_index == index:
+            page = await self._page(index, {"from": index, "to": end})
+            if page.next_index == index:
                 raise Unavailable(f"index {index} was visible on one server, and is not yet on the one that answered")
-            index = next_index
-            if page:
-                yield page
+            index = page.next_index
+            if page.records:
+                yield page.records
 
     async def tail(self, from_index: int | None) -> Pages:
         """Every record from an index on, without end. None starts after the last visible record.
@@ -129,59 +147,58 @@ class RecordPages:
             parameters = {**parameters, "to": to_index}
         timeout_s = self._source.timeout_s
         deadline = time.monotonic() + timeout_s
-        holder: str | None = None  # A server that has records which have expired on the first that answers.
+        elsewhere = _Elsewhere()
         while to_index is None or index < to_index:
             asked_at = time.monotonic()
+            page = Page([], index, 0)  # If no server can answer now: one that lags will catch up, or another be found.
             try:
                 asked = {"from": index, "wait_ms": TAIL_WAIT_MS, **parameters}
-                page, next_index = await self._page(index, asked, holder)
+                page = await self._page(index, asked, elsewhere.server)
             except NotFound as error:
                 if error.type == EXPIRED:
-                    holder = await self._holder_of(index, error)
+                    elsewhere = await self._elsewhere(index, error, elsewhere)
                 elif error.type not in AHEAD or time.monotonic() > deadline:
                     raise
-                page, next_index = [], index  # This server lags behind the previous one; one of them will catch up.
-            except Unavailable:
-                if holder is None:
+            except (Unavailable, HistoryChanged):
+                if elsewhere.server is None:
                     raise
-                holder, page, next_index = None, [], index
+                elsewhere = elsewhere.without()
             else:
                 deadline = time.monotonic() + timeout_s
-            yield Page(page, next_index)
-            if next_index == index and time.monotonic() - asked_at < TAIL_WAIT_MS / 2000:
+                if elsewhere.server is not None and not index < page.next_index < elsewhere.to_index:
+                    elsewhere = elsewhere.without() if page.next_index == index else _Elsewhere()
+            yield page
+            if page.next_index == index and time.monotonic() - asked_at < TAIL_WAIT_MS / 2000:
                 await asyncio.sleep(PAUSE_S)
-            index = next_index
+            index = page.next_index
 
     async def _bounds(self, server: str | None = None) -> BoundsDocument:
         return document_of(await self._source.get("/index_bounds", server=server), BoundsDocument)
 
-    async def _holder_of(self, index: int, expired: NotFound) -> str:
+    async def _elsewhere(self, index: int, expired: NotFound, tried: "_Elsewhere") -> "_Elsewhere":
         # A server whose log still has the record; each node expires its log by itself. Raises RecordsExpired.
-        lowest = expired.problem.get("lowest_index")
-        if len(self._source.servers) == 1 and isinstance(lowest, int):
-            raise RecordsExpired(expired.problem, lowest)
-        bounds = await asyncio.gather(*map(self._bounds, self._source.servers), return_exceptions=True)
+        servers = [server for server in self._source.servers if server not in tried.failed]
+        bounds = await asyncio.gather(*map(self._bounds, servers), return_exceptions=True)
         found = [
             (each["lowest_index"], server)
-            for each, server in zip(bounds, self._source.servers, strict=True)
+            for each, server in zip(bounds, servers, strict=True)
             if not isinstance(each, BaseException) and each["lowest_index"] < each["highest_index"]
         ]
-        if not found:
-            raise expired
-        lowest_index, server = min(found)
+        refused = expired.problem.get("lowest_index")
+        to_index = refused if isinstance(refused, int) else index + 1
+        lowest_index, server = min(found, default=(to_index, ""))
         if lowest_index > index:
             raise RecordsExpired(expired.problem, lowest_index)
-        return server
+        return _Elsewhere(server, to_index, tried.failed)
 
-    async def _page(
-        self, index: int, parameters: Mapping[str, int | str], server: str | None = None
-    ) -> tuple[list[Record], int]:
-        # A server's records from `index` on, and the index to continue from.
+    async def _page(self, index: int, parameters: Mapping[str, int | str], server: str | None = None) -> Page:
+        # A server's records from `index` on.
         known = {} if self._history is None else {"history": self._history}
         try:
             reply = await self._source.get("/records?" + urlencode({**parameters, **known}), server=server)
         except HistoryChanged:
-            self._history = None  # The caller knows now, and may read again.
+            if server is None:
+                self._history = None  # The caller knows now, and may read again.
             raise
         self._history = reply.headers.get("Quire-History")
         page = [_record(line) for line in rows_of(reply, _Line)]
@@ -191,7 +208,7 @@ class RecordPages:
             raise ClientError(
                 f"asked for records from {index}, a server sent {indices[1:-1]} and next index {next_index}"
             )
-        return page, next_index
+        return Page(page, next_index, int(reply.headers.get("Quire-Lowest-Index", "0")))
 
 
 class _Line(TypedDict):

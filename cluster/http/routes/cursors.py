@@ -15,7 +15,7 @@ from ...errors import Malformed
 from ...node.components import Components
 from ..api import API
 from ..bodies import answer, decode_document, read_body
-from ..request import INDEX_HIGHEST, integer_of, parameters_of
+from ..request import HISTORY, INDEX_HIGHEST, integer_of, parameters_of
 
 BODY_BYTES = 4096
 PAGE_CURSORS = 1_000
@@ -34,7 +34,7 @@ async def put_cursor(request: web.Request) -> web.StreamResponse:
     the index that the cursor must have. `hold_bytes` is how much of the log it may keep from expiring; without it, that
     stays as it is. With `take` and a new `token`, 32 hex digits, a consumer takes the cursor where it is, or creates it
     at `index`; other tokens are then refused. A request with neither ends the token of the cursor's consumer. It may be
-    repeated.
+    repeated. `Quire-History` is the history of the cluster that the index belongs to.
     """
     api = request.app[API]
     parameters_of(request)
@@ -44,7 +44,7 @@ async def put_cursor(request: web.Request) -> web.StreamResponse:
     if forwarded is not None:
         return forwarded
     index = await api.node.components.cursors.set(row, api.node.config.request_timeout_ms)
-    return answer(request, {"name": name, "index": index})
+    return answer(request, {"name": name, "index": index}, {HISTORY: api.node.components.history})
 
 
 async def get_cursor(request: web.Request) -> web.StreamResponse:
@@ -97,15 +97,15 @@ async def delete_cursor(request: web.Request) -> web.StreamResponse:
 
 
 async def _document(components: Components, name: str, cursor: Cursor) -> dict[str, object]:
-    place = await components.cursor_lags.place(name, cursor)
+    read = await components.cursor_lags.read(name, cursor)
     return {
         "name": name,
         "index": cursor.index,
-        "next_index": place.at,
+        "next_index": read.next_index,
         "hold_bytes": cursor.hold_bytes,
         "token": cursor.token.hex() or None,
-        "lag": components.cursor_lags.lag_of(place, wall_clock())._asdict(),
-        "lost": place.lost,
+        "lag": components.cursor_lags.lag_of(read, wall_clock())._asdict(),
+        "lost": read.lost,
     }
 
 

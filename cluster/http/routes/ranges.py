@@ -32,6 +32,7 @@ RANGE_RECORDS = 8192  # Decoded for one answer: a frame of 1 MiB may hold half a
 RAW_RANGE_BYTES = 8 << 20
 SCANNED_RECORDS = 100_000  # Scanned for one answer. If none matches, the empty answer says where the next range begins.
 WAIT_LIMIT_MS = 60_000
+NEXT_INDEX, LOWEST_INDEX = "Quire-Next-Index", "Quire-Lowest-Index"
 APPLIED_WAIT_S = 1.0  # How long a waiting read waits for the machine to reach its first record.
 SHARDS_LIMIT = 65_536
 
@@ -64,10 +65,10 @@ class _Chunk:
 async def get_records(request: web.Request) -> web.StreamResponse:
     """Records [from, to) that are visible here: at most `max_bytes` of frames, and at most RANGE_RECORDS records.
 
-    `Quire-Next-Index` is where the next range begins. With `wait_ms` the answer comes as soon as there is a record. It
-    is empty after that time, or after SCANNED_RECORDS that did not match. System records are left out unless the
-    request has `kinds=all`; raw frames contain them. A reader that continues gives the `Quire-History` of its last page
-    as `history`, and is refused if the cluster has another one now.
+    `Quire-Next-Index` is where the next range begins, `Quire-Lowest-Index` where the log does. With `wait_ms` the
+    answer comes as soon as there is a record. It is empty after that time, or after SCANNED_RECORDS that did not match.
+    System records are left out unless the request has `kinds=all`; raw frames contain them. A reader that continues
+    gives the `Quire-History` of its last page as `history`, and is refused if the cluster has another one now.
     """
     api = request.app[API]
     node = api.node
@@ -82,7 +83,7 @@ async def get_records(request: web.Request) -> web.StreamResponse:
         from_index = bounds.lowest_index if asked.from_index is None else asked.from_index
         _refuse_outside(node, asked, from_index)
         chunk = await api.ranges.run(partial(_read, node, asked, from_index))
-    headers = {"Quire-Next-Index": str(chunk.next_index)}
+    headers = {NEXT_INDEX: str(chunk.next_index), LOWEST_INDEX: str(visible_bounds(node).lowest_index)}
     if node.formed is not None:
         headers[HISTORY] = node.formed.history
     return web.Response(body=chunk.body, content_type=asked.content_type, headers=headers)

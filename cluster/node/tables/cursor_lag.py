@@ -1,43 +1,47 @@
-"""How far each cursor's reader is behind, by this node's log and its table of cursors.
+"""How far each cursor's consumer is behind, by this node's log and its table of cursors.
 
-A reader gets records of its share only, and no system records: commits are such records themselves. So a cursor is
-behind only if there is a record for its reader at or above its index. Its lag is then the distance from the first of
+A consumer gets records of its share only, and no system records: commits are such records themselves. So a cursor is
+behind only if there is a record for its consumer at or above its index. Its lag is then the distance from the first of
 these to the end, in indices, which is an upper bound, and the age of that record, which is exact.
 
-To find that record, frame headers are read from the cursor's index on. What was found to hold nothing for the reader is
-remembered, so each header is read once for a cursor that stands still. A node looks at all cursors again and again, for
-`/status`, metrics and alarms, with turns for the loop in between (`look_forever`).
+To find that record, frame headers are read from the cursor's index on. A share of n has a record in any n indices that
+are not of system records, and runs of system records are remembered for all cursors together, so the search is short. A
+node looks at all cursors again and again, for `/status`, metrics and alarms, with turns for the loop in between
+(`look_forever`). Whoever may not wait, such as expiry, gets what the last look found, and no header is read for it.
 """
 
 import asyncio
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from quire.log import Bounds, Kind, Log, LogError
+from quire.log import Bounds, FrameHeader, Kind, Log, LogError
 from quire.replication.lag import MICROSECONDS
 from quire.sm import Cursor, Cursors, share_of
 
 LOOK_S = 1.0
 IDLE_SHARE = 10  # Between two looks, at least so many times as long as the last one took.
-FRAMES_AT_ONCE = 64
-"""How many headers are read before the loop gets a turn."""
-CURSORS_AT_ONCE = 64
+HEADERS_AT_ONCE = 64
+CURSORS_AT_ONCE = 256
+"""So many headers are read, and so many cursors are looked at, before the loop gets a turn."""
+RECENT_HEADERS = 4_096
+MAX_RUNS = 10_000
 MAX_SHOWN = 100
 """Of how many cursors `/status` and the metrics show the lag: of those that are furthest behind."""
 MAX_ALARMS = 10
 
 
 class CursorLag(NamedTuple):
-    """A cursor's lag: up to so many records, the oldest of which is so old. Both are 0 if its reader has read all."""
+    """A cursor's lag: up to so many records, the oldest of which is so old. Both are 0 if its consumer has read all."""
 
     records: int
     seconds: float
 
 
 class NeededFrom(NamedTuple):
-    """A cursor that may hold the log: its reader needs what is at `index` and above, and holds up to `hold_bytes`."""
+    """A cursor that may hold the log: its consumer needs what is at `index` and above, and holds up to `hold_bytes`."""
 
     name: str
     index: int  # type: ignore[assignment]  # Hides tuple.index, which is unused.
@@ -45,35 +49,58 @@ class NeededFrom(NamedTuple):
 
 
 class CursorRead(NamedTuple):
-    """A cursor as it was looked at."""
+    """A cursor as it was when it was looked at. Its consumer continues at `next_index`, where all it needs begins.
+
+    `since` is the timestamp of the record there; None if the consumer has read all. Up to `lost` records expired here
+    before they were read.
+    """
 
     name: str
     index: int  # type: ignore[assignment]  # Hides tuple.index, which is unused.
-    place: "Place"
+    next_index: int
+    since: int | None
+    lost: int
 
 
 @dataclass(slots=True)
-class Place:
+class _Place:
     """What is known of the records at and above a cursor's index."""
 
     index: int
     """The cursor's index."""
     at: int
-    """Nothing in [index, at) is for the reader, or it is lost."""
-    since: int = 0
-    """The timestamp of the frame at `at`, or of the last one below that was read; 0 if none was."""
-    found: bool = False
-    """Whether the record at `at` is for the reader."""
-    is_unreadable: bool = False
-    """Whether the frame at `at` could not be read just now."""
+    """Nothing in [index, at) is for the consumer, or it is lost."""
+    since: int | None = None
+    """The timestamp of the record at `at`, if that is for the consumer; 0 if it cannot be read."""
     lost: int = 0
     """How many indices of [index, at) had expired here before they were read."""
 
-    def lag(self, highest: int, clock: int) -> CursorLag:
-        """The lag at a clock (microseconds), in a log that ends at `highest`."""
-        if self.at >= highest:
-            return CursorLag(0, 0.0)
-        return CursorLag(highest - self.at, max(0, clock - self.since) / MICROSECONDS if self.since else 0.0)
+
+class _SystemRuns:
+    """Stretches [start, end) of the log that hold system records only, as far as headers were read."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    def end_of(self, index: int) -> int:
+        """The end of the run that holds `index`; `index` itself if none is known."""
+        at = bisect_right(self._starts, index) - 1
+        return self._ends[at] if at >= 0 and index < self._ends[at] else index
+
+    def add(self, start: int, end: int) -> None:
+        """Note that [start, end) is a run, or a part of one."""
+        at = bisect_left(self._starts, start)
+        if at and self._ends[at - 1] >= start:
+            at -= 1
+            self._ends[at] = max(self._ends[at], end)
+        else:
+            self._starts.insert(at, start)
+            self._ends.insert(at, end)
+        while at + 1 < len(self._starts) and self._starts[at + 1] <= self._ends[at]:
+            self._ends[at] = max(self._ends[at], self._ends.pop(at + 1))
+            del self._starts[at + 1]
+        del self._starts[:-MAX_RUNS], self._ends[:-MAX_RUNS]
 
 
 class CursorLags:
@@ -84,7 +111,10 @@ class CursorLags:
         self._log = log
         self._bounds = bounds
         self._cursors = cursors
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, _Place] = {}
+        self._runs = _SystemRuns()
+        self._recent: dict[int, FrameHeader] = {}
+        self._left = HEADERS_AT_ONCE
         self._shown: list[CursorRead] = []
         self._lost: list[CursorRead] = []
 
@@ -92,24 +122,30 @@ class CursorLags:
         """How many cursors there are."""
         return len(self._cursors())
 
-    async def place(self, name: str, cursor: Cursor) -> Place:
-        """Where the cursor's reader finds its next record."""
-        while True:
-            place = self._advance(name, cursor)
-            if place.found or place.is_unreadable or place.at >= self._bounds().highest_index:
-                return place
-            await asyncio.sleep(0)
+    async def read(self, name: str, cursor: Cursor) -> CursorRead:
+        """Look at a cursor."""
+        while not self._advance(name, cursor):
+            await self._turn()
+        place = self._places[name]
+        return CursorRead(name, cursor.index, place.at, place.since, place.lost)
 
-    def lag_of(self, place: Place, clock: int) -> CursorLag:
-        """The lag at a clock in microseconds."""
-        return place.lag(self._bounds().highest_index, clock)
+    def lag_of(self, read: CursorRead, clock: int) -> CursorLag:
+        """Its lag at a clock in microseconds."""
+        if read.since is None:
+            return CursorLag(0, 0.0)
+        age_us = max(0, clock - read.since) if read.since else 0
+        return CursorLag(max(0, self._bounds().highest_index - read.next_index), age_us / MICROSECONDS)
 
     def needed(self) -> list[NeededFrom]:
-        """From where on the readers of cursors that may hold the log need it; without those that have read all."""
-        holding = self._cursors().holding()
-        places = [(name, cursor.hold_bytes, self._advance(name, cursor)) for name, cursor in holding]
-        highest = self._bounds().highest_index
-        return [NeededFrom(name, place.at, hold_bytes) for name, hold_bytes, place in places if place.at < highest]
+        """From where on the consumers of cursors that may hold the log need it, as far as the last look found."""
+        return [NeededFrom(name, self._known(name, cursor), cursor.hold_bytes) for name, cursor in self._holding()]
+
+    def _holding(self) -> list[tuple[str, Cursor]]:
+        return self._cursors().holding()
+
+    def _known(self, name: str, cursor: Cursor) -> int:
+        place = self._places.get(name)
+        return cursor.index if place is None or not place.index <= cursor.index <= place.at else place.at
 
     async def look_forever(self) -> None:
         """Look at every cursor, again and again."""
@@ -124,69 +160,88 @@ class CursorLags:
         """Look at every cursor once."""
         looked: list[CursorRead] = []
         for number, (name, cursor) in enumerate(self._cursors().all(), 1):
-            looked.append(CursorRead(name, cursor.index, await self.place(name, cursor)))
+            looked.append(await self.read(name, cursor))
             if number % CURSORS_AT_ONCE == 0:
-                await asyncio.sleep(0)
+                await self._turn()
         known = {read.name for read in looked}
         self._places = {name: place for name, place in self._places.items() if name in known}
         self._shown = sorted(looked, key=_oldest_first)[:MAX_SHOWN]
-        self._lost = [read for read in looked if read.place.lost][:MAX_ALARMS]
+        self._lost = [read for read in looked if read.lost][:MAX_ALARMS]
+
+    async def _turn(self) -> None:
+        await asyncio.sleep(0)
+        self._left = HEADERS_AT_ONCE
 
     def shown(self, clock: int) -> list[tuple[CursorRead, CursorLag]]:
         """The cursors that are furthest behind, as of the last look, at most MAX_SHOWN."""
-        return [(read, self.lag_of(read.place, clock)) for read in self._shown]
+        return [(read, self.lag_of(read, clock)) for read in self._shown]
 
     def behind(self, clock: int) -> list[tuple[CursorRead, CursorLag]]:
         """Those of `shown` whose consumers have not read all."""
         return [(read, lag) for read, lag in self.shown(clock) if lag.records]
 
     def alarms(self) -> list[str]:
-        """An alarm for each cursor whose reader lacks records that have expired here, at most MAX_ALARMS."""
+        """An alarm for each cursor whose consumer lacks records that have expired here, at most MAX_ALARMS."""
         lowest = self._bounds().lowest_index
         return [
-            f"the cursor {read.name} is at index {read.index}, and this log begins at {lowest}: up to "
-            f"{read.place.lost:,} records expired before its consumer read them; run it, or `quire cursor delete "
-            f"{read.name}`"
+            f"the cursor {read.name} is at index {read.index}, and this log begins at {lowest}: up to {read.lost:,} "
+            f"records expired before its consumer read them; run it, or `quire cursor delete {read.name}`"
             for read in self._lost
         ]
 
-    def _advance(self, name: str, cursor: Cursor) -> Place:
-        """What is known after at most FRAMES_AT_ONCE more headers."""
+    def _advance(self, name: str, cursor: Cursor) -> bool:
+        """Search on for the consumer's next record; return False if there is more to search after a turn."""
         bounds, place = self._bounds(), self._places.get(name)
         if place is None or not place.index <= cursor.index <= place.at:
-            place = self._places[name] = Place(cursor.index, cursor.index)
+            place = self._places[name] = _Place(cursor.index, cursor.index)
         if cursor.index > place.index:
             place.index = cursor.index
             place.lost = max(0, min(place.lost, bounds.lowest_index - cursor.index))
+        place.at = self._runs.end_of(place.at) if place.since is None else place.at
         if place.at < bounds.lowest_index:
             place.lost += bounds.lowest_index - place.at
-            place.at, place.found = bounds.lowest_index, False
-        if not place.found:
-            self._read_headers(place, share_of(name), bounds.highest_index)
-        return place
-
-    def _read_headers(self, place: Place, share: tuple[int, int], highest: int) -> None:
-        shard, shards = share
-        place.is_unreadable = False
+            place.at, place.since = bounds.lowest_index, None
+        if place.since:
+            return True
         try:
-            for _ in range(FRAMES_AT_ONCE):
-                if place.at >= highest:
-                    return
-                header = self._log.reader.header(place.at)
-                place.since = header.timestamp
-                first = place.at + (shard - place.at) % shards
-                if header.kind != Kind.SYSTEM and first < header.next_index:
-                    place.at, place.found = first, True
-                    return
+            return self._search(place, share_of(name), bounds.highest_index)
+        except LogError:  # It may be for the consumer.
+            place.since = 0
+            return True
+
+    def _search(self, place: _Place, share: tuple[int, int], highest: int) -> bool:
+        shard, shards = share
+        place.since = None
+        while (at := min(self._runs.end_of(place.at), highest)) < highest:
+            place.at = at
+            header = self._recent.get(at)
+            if header is None:
+                if not self._left:
+                    return False
+                header = self._read_header(at)
+            if header.kind == Kind.SYSTEM:
+                self._runs.add(at, header.next_index)
+            elif (first := at + (shard - at) % shards) < header.next_index:
+                place.at, place.since = first, header.timestamp
+                return True
+            else:
                 place.at = header.next_index
-        except LogError:  # It may be for the reader.
-            place.is_unreadable = True
+        place.at = max(place.at, at)
+        return True
+
+    def _read_header(self, at: int) -> FrameHeader:
+        """The header of the frame that holds `at`. Raises LogError."""
+        self._left -= 1
+        header = self._recent[at] = self._log.reader.header(at)
+        if len(self._recent) > RECENT_HEADERS:
+            del self._recent[next(iter(self._recent))]
+        return header
 
 
 def _oldest_first(read: CursorRead) -> tuple[int, str]:
-    return (read.place.since if read.place.found else 1 << 63), read.name
+    return (1 << 63 if read.since is None else read.since), read.name
 
 
 def cursor_rows(shown: Iterable[tuple[CursorRead, CursorLag]]) -> list[dict[str, object]]:
     """For `/status`."""
-    return [{"name": read.name, "index": read.index, **lag._asdict(), "lost": read.place.lost} for read, lag in shown]
+    return [{"name": read.name, "index": read.index, **lag._asdict(), "lost": read.lost} for read, lag in shown]
