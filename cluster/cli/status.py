@@ -118,10 +118,14 @@ class _InPlace:
         from rich.console import Group
         from rich.text import Text
 
-        from .nodes.table import node_table
+        from .nodes.table import cursor_lines, node_table
 
         parts = [Text(line) for line in _lines(found)]
-        self._live.update(Group(*parts) if found.logs else Group(*parts, node_table(found.rows)), refresh=True)
+        if found.logs:
+            self._live.update(Group(*parts), refresh=True)
+            return
+        below = [Text(line) for line in cursor_lines(found.rows)]
+        self._live.update(Group(*parts, node_table(found.rows), *below), refresh=True)
 
 
 @contextmanager
@@ -145,10 +149,12 @@ def _print(found: Survey, *, as_json: bool) -> None:
         say(line)
     if not found.logs:
         from .console import EscapingConsole
-        from .nodes.table import node_table
+        from .nodes.table import cursor_lines, node_table
 
         EscapingConsole().print(node_table(found.rows))
         sys.stdout.flush()
+        for line in cursor_lines(found.rows):
+            say(line)
 
 
 def _lines(found: Survey) -> list[str]:

@@ -1,6 +1,7 @@
 """The table of `quire status`: a column for each node. What is wrong stands before it, as lines."""
 
 from collections.abc import Callable
+from typing import TypedDict, cast
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -11,9 +12,29 @@ from ..output import printable
 from .problems import problem_lines, shown_problems
 from .rows import NodeRow, Rows
 
+
+class BehindRow(TypedDict):
+    """A cursor whose consumer has not read all."""
+
+    name: str
+    records: int
+    seconds: float
+
+
+class CursorsStatus(TypedDict):
+    """`cursors` of a status: how many there are, and those that are furthest behind."""
+
+    count: int
+    behind: list[BehindRow]
+
+
 SHOWN = ("role", "epoch", "highest_index", "durable_index", "commit_index", "applied_index", "lag", "apply_lag")
 
 ANSWER_CHARACTERS = 200  # Of a state in the table; a whole state may take megabytes.
+BEHIND_LISTED = 10
+"""How many cursors a status lists at most as behind."""
+BEHIND_NAMED = 3
+"""How many of them the line below the table names."""
 
 
 def print_nodes(console: EscapingConsole, rows: Rows) -> None:
@@ -46,6 +67,29 @@ def node_table(rows: Rows) -> Table:
     if differing := _differing(rows):
         table.add_row("differs", *(differing.get(node_id, "") for node_id in rows))
     return table
+
+
+def cursor_lines(rows: Rows) -> list[str]:
+    """What stands after the table: a line on the cursors, if there are any, as the node with the newest state has them.
+
+    Each node measures their lag by its own log.
+    """
+    answered = [row.status for row in rows.values() if row.status is not None]
+    if not answered:
+        return []
+    newest = max(answered, key=lambda status: (status.get("applied_index", 0), status.get("serving", False)))
+    cursors = cast(
+        "CursorsStatus | None", newest.get("cursors")
+    )  # Absent from older versions, and before a node joins.
+    if not cursors or not cursors["count"]:
+        return []
+    behind = cursors["behind"]
+    if not behind:
+        return [f"cursors: {cursors['count']:,}, none behind"]
+    named = [f"{row['name']} {row['records']:,} records, {row['seconds']:,.0f} s" for row in behind[:BEHIND_NAMED]]
+    count = f"{len(behind)}{' or more' if BEHIND_LISTED <= len(behind) < cursors['count'] else ''}"
+    more = "; ..." if len(behind) > BEHIND_NAMED else ""
+    return [escaped(f"cursors: {cursors['count']:,}, {count} behind: {'; '.join(named)}{more}")]
 
 
 def _state_failure(row: NodeRow) -> str:
