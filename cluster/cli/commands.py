@@ -38,6 +38,10 @@ COMMANDS = {
         f"{CALLS}.reading:app", "Print one record, or a range with indices; without arguments, the newest records."
     ),
     "tail": Location(f"{CALLS}.reading:app", "Print new records as lines of JSON, until Ctrl-C."),
+    "consume": Location(
+        f"{CALLS}.consume:app",
+        "Give each new record to a consumer, at least once: as a line of JSON, or to a command.",
+    ),
     "state": Location(f"{CALLS}.reading:app", "Print the machine's state, applied index and digest."),
     "query": Location(
         f"{CALLS}.reading:app", "Print the machine's answer to a request; without one, which is null, its whole state."
@@ -61,6 +65,7 @@ COMMANDS = {
         f"{OPERATING}.recover:recover_app", "Make the only survivor of a lost majority a cluster of one voter."
     ),
     "session": Location(f"{OPERATING}.admin:session_app", "Open, show and close sessions."),
+    "cursor": Location(f"{OPERATING}.cursors:cursor_app", "Show, set and delete the positions of consumers."),
     "admin": Location(f"{OPERATING}.admin:code_app", "Accept changed code of the machine."),
     "backup": Location(
         "quire.cluster.cli.backup:app",

@@ -142,7 +142,7 @@ def ask(
 
 
 def run_until_stopped(main: Callable[[], Coroutine[object, object, None]]) -> Exit:
-    """Run a command until Ctrl-C; return the exit code."""
+    """Run a command until Ctrl-C, or until it cancels itself; return the exit code."""
     import asyncio
 
     from ..client import ClientError
@@ -150,7 +150,7 @@ def run_until_stopped(main: Callable[[], Coroutine[object, object, None]]) -> Ex
     try:
         with interruptible():
             asyncio.run(main())
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         return Exit.DONE
     except ClientError as error:
         return exit_of(error)

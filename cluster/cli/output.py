@@ -7,7 +7,7 @@
 4    the outcome is unknown
 5    `quire serve`: this node was removed from its cluster
 6    the command was carried out, as far as it got, but its output could not be written
-130  interrupted by Ctrl-C; except `tail` and `status --watch`, which run until Ctrl-C and exit with 0
+130  interrupted by Ctrl-C; except `tail`, `consume` and `status --watch`, which run until Ctrl-C and exit with 0
 """
 
 import codecs
@@ -119,6 +119,11 @@ def write(data: bytes) -> None:
 def complain(sentence: str) -> None:
     """Write one sentence to stderr, on one line."""
     print(f"quire: {escaped(sentence)}", file=sys.stderr, flush=True)
+
+
+def pass_on(line: str) -> None:
+    """Write a line of another program to stderr."""
+    print(escaped(line, keep="\t"), file=sys.stderr, flush=True)
 
 
 def printable(value: object) -> str:

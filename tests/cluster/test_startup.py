@@ -82,6 +82,7 @@ def test_a_command_on_the_files_of_a_log_needs_no_client_and_no_server(tmp_path:
     [
         *("state", "query", "read 3", "read", "apply add 3", "append 3", "get key", "put key value", "scan"),
         *("transfer", "status", "snapshot", "expire", "session list", "session close 1"),
+        *("consume mail", "consume mail --exec true", "cursor list", "cursor set mail 3"),
     ],
 )
 def test_a_call_needs_the_client_and_nothing_of_a_server(tmp_path: Path, arguments: str) -> None:
