@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from urllib.parse import urlencode
+from contextlib import closing
+from urllib.parse import quote, urlencode
 
 from quire.log import ChainBroken, FrameHeader, FrameInvalid, PayloadInvalid, Tail, UnknownVersion, follow, walk_headers
 from quire.log.packing import Skimmer
@@ -205,6 +206,25 @@ def _verified(
 def id_of(status: Mapping[str, object]) -> object:
     """The id of a node's history in its status; one of an earlier version names its cluster only."""
     return status.get("history", status.get("cluster_id"))
+
+
+def cursor_index(servers: Sequence[str], timeout_s: float, access: Access, name: str) -> int:
+    """Where a cursor of the cluster of these nodes is: the leader's answer, which any of them passes on.
+
+    Raises:
+        CursorUnknown: there is no such cursor.
+        ClusterUnavailable: no node said so in time.
+    """
+    with closing(Nodes(servers, timeout_s, access)) as nodes:
+        return nodes.first(f"/cursors/{quote(name, safe='')}", f"where the cursor {name} is", _index_of)
+
+
+def _index_of(answer: Answer) -> int:
+    match document_of(answer):
+        case {"index": int(index)}:
+            return index
+        case _:
+            raise TryNext("its answer has no index")
 
 
 def _own_status(document: Mapping[str, object]) -> Mapping[str, object]:

@@ -35,6 +35,7 @@ REFUSALS = (
     HTTPStatus.FORBIDDEN,
 )
 TLS_REQUIRED = "urn:quire:problem:tls-required"
+CURSOR_UNKNOWN = "urn:quire:problem:cursor-unknown"
 JSON = "application/json"
 
 Parsed = TypeVar("Parsed")
@@ -66,6 +67,10 @@ class TokenUnknown(AnswerRefused):
     """This node does not know the caller's token, or none was sent."""
 
 
+class CursorUnknown(PipelineError):
+    """The leader says that there is no such cursor, so every other node says so, too."""
+
+
 class Nodes:
     """Connections to some nodes, kept open. For one thread."""
 
@@ -83,6 +88,7 @@ class Nodes:
         Raises:
             Gone: every node that answered says that the records have expired.
             AnswerRefused: every node refuses.
+            CursorUnknown: a node says so.
             ClusterUnavailable: no node returned it in time.
         """
         deadline = time.monotonic() + self._timeout_s
@@ -186,6 +192,8 @@ class Nodes:
             raise kind(f"{response.status}: {_detail(body)}{_advice(response.status, shown)}")
         if response.status == HTTPStatus.BAD_REQUEST and TLS_REQUIRED.encode() in body:
             raise AnswerRefused(f"{server} speaks TLS; give the cluster's CA with option ca, or --ca")
+        if response.status == HTTPStatus.NOT_FOUND and CURSOR_UNKNOWN.encode() in body:
+            raise CursorUnknown(_detail(body))
         if response.status != HTTPStatus.OK:
             raise TryNext(f"{response.status}: {_detail(body)}")
         next_index = response.headers.get("Quire-Next-Index")

@@ -10,15 +10,26 @@ import json
 import re
 from typing import Literal, NamedTuple
 
+from quire.sm import CURSOR_NAME_BYTES
+
 from ..errors import OptionRefused, PipelineError
 
 MAX_INDEX = 2**63 - 1
 
+
+class CursorPlace(NamedTuple):
+    """Where a cursor of the cluster is when the read begins."""
+
+    name: str
+
+
 Place = int | Literal["earliest", "latest"]
+StartingPlace = Place | CursorPlace
 EARLIEST: Literal["earliest"] = "earliest"
 LATEST: Literal["latest"] = "latest"
 
 _CLUSTER = re.compile("[0-9a-f]{32}")
+_CURSOR = re.compile(rf"cursor:([A-Za-z0-9._:@~/-]{{1,{CURSOR_NAME_BYTES}}})")
 
 
 class Offset(NamedTuple):
@@ -80,6 +91,20 @@ def parse_place(option: str, text: str) -> Place:
             return index
         case _:
             raise OptionRefused(option, f'must be earliest, latest or {{"index": n}}, not {text[:48]!r}')
+
+
+def parse_starting_place(option: str, text: str) -> StartingPlace:
+    """The value of startingOffsets: as `parse_place`, or cursor:NAME.
+
+    Raises:
+        OptionRefused: it is anything else.
+    """
+    if not text.startswith("cursor:"):
+        return parse_place(option, text)
+    match = _CURSOR.fullmatch(text)
+    if match is None:
+        raise OptionRefused(option, f"{text[:48]!r} names no cursor; it is cursor:NAME, as in cursor:mail")
+    return CursorPlace(match[1])
 
 
 def _is_index(value: int) -> bool:

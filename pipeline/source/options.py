@@ -16,7 +16,7 @@ from quire.cluster.access.client_credentials import is_token
 
 from ..errors import OptionRefused
 from ..origin.access import Access
-from .offsets import EARLIEST, LATEST, Place, parse_place
+from .offsets import EARLIEST, LATEST, CursorPlace, Place, StartingPlace, parse_place, parse_starting_place
 
 HIGHEST_INDEX = 2**63 - 1
 """Spark's longs are signed."""
@@ -50,7 +50,7 @@ class SourceOptions:
     """The path, on every host, of the file with the token to show; a token itself is no option."""
     ca: str | None = None
     """The path, on every host, of the certificate of the cluster's CA: connect with TLS, only to its nodes."""
-    startingOffsets: Place = EARLIEST  # noqa: N815 - as users write it
+    startingOffsets: StartingPlace = EARLIEST  # noqa: N815 - as users write it
     endingOffsets: Place = LATEST  # noqa: N815
     startingTimestamp: int | None = None  # noqa: N815
     """Milliseconds since the Unix epoch: start with the first record that is not older."""
@@ -102,8 +102,11 @@ class SourceOptions:
             raise OptionRefused("path", "give either path, a node's data_dir, or bootstrap, some nodes' HOST:PORT")
         check_access(self.access, self.bootstrap)
         for offsets, timestamp in (("startingOffsets", "startingTimestamp"), ("endingOffsets", "endingTimestamp")):
-            if timestamp in given and isinstance(given.get(offsets), int):
+            if timestamp in given and isinstance(given.get(offsets), int | CursorPlace):
                 raise OptionRefused(timestamp, f"cannot be combined with {offsets}")
+        if isinstance(self.startingOffsets, CursorPlace) and not self.bootstrap:
+            reason = f"the cursor {self.startingOffsets.name} is asked of a running cluster: give bootstrap, not path"
+            raise OptionRefused("startingOffsets", reason)
         if self.endingOffsets == EARLIEST:
             raise OptionRefused("endingOffsets", "cannot be earliest")
 
@@ -116,7 +119,9 @@ def _parsed(name: str, text: str) -> object:
             return parse_servers(text)
         case "tokenFile" | "ca":
             return parse_file(name, text)
-        case "startingOffsets" | "endingOffsets":
+        case "startingOffsets":
+            return parse_starting_place(name, text)
+        case "endingOffsets":
             return parse_place(name, text)
         case "startingTimestamp" | "endingTimestamp":
             return parse_integer(name, text, 0, MAX_TIMESTAMP_MS)

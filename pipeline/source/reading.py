@@ -16,11 +16,12 @@ from quire.log.packing import Skimmer
 from ..archive.log import ArchiveLog, JoinedLog
 from ..archive.manifest import is_archive
 from ..errors import ForeignLog, OptionRefused, RecordsLost
-from ..origin.cluster import ClusterLog
+from ..origin.cluster import ClusterLog, cursor_index
 from ..origin.columns import batches_of
 from ..origin.data_dir import DataDirLog
+from ..origin.nodes import CursorUnknown
 from ..origin.origin import Bounds, Origin, Stretch
-from .offsets import EARLIEST, LATEST
+from .offsets import EARLIEST, LATEST, CursorPlace
 from .options import SourceOptions
 
 MICROSECONDS = 1000
@@ -95,7 +96,9 @@ def starting_index(options: SourceOptions, origin: Origin, bounds: Bounds) -> in
     """The first index to read.
 
     Raises:
-        OptionRefused: it is past the end of the log, or no record is as recent as the starting timestamp.
+        OptionRefused: it is past the end of the log, no record is as recent as the starting timestamp, or there is no
+            such cursor.
+        ClusterUnavailable: no node said in time where the cursor is.
         RecordsLost: the record has expired.
     """
     if options.startingTimestamp is not None:
@@ -112,9 +115,20 @@ def starting_index(options: SourceOptions, origin: Origin, bounds: Bounds) -> in
         return bounds.lowest_index
     if place == LATEST:
         return bounds.highest_index
+    if isinstance(place, CursorPlace):
+        index = _cursor_index(options, origin, place.name)
+        return held_index(options, origin, bounds, index, max(index, bounds.highest_index))
     if place > bounds.highest_index:
         raise OptionRefused("startingOffsets", f"index {place} is past the end of the log, {bounds.highest_index}")
     return held_index(options, origin, bounds, place, bounds.highest_index)
+
+
+def _cursor_index(options: SourceOptions, origin: Origin, name: str) -> int:
+    """Where a cursor is. Its consumer may have committed since the bounds were read, so it may be past their end."""
+    try:
+        return cursor_index(origin.servers, options.fetchTimeoutMs / 1000, options.access, name)
+    except CursorUnknown:
+        raise OptionRefused("startingOffsets", f"the cluster has no cursor {name}") from None
 
 
 def ending_index(options: SourceOptions, origin: Origin, bounds: Bounds) -> int:

@@ -23,8 +23,10 @@ from quire.log import pack, stored_records, walk_frames
 from quire.log.frames import walk_headers
 from quire.log.packing import Skimmer
 from quire.pipeline.errors import ClusterUnavailable, ForeignLog, RecordsLost
-from quire.pipeline.origin.cluster import ClusterLog
+from quire.pipeline.origin.access import PLAIN
+from quire.pipeline.origin.cluster import ClusterLog, cursor_index
 from quire.pipeline.origin.data_dir import DataDirLog
+from quire.pipeline.origin.nodes import CursorUnknown
 from quire.pipeline.origin.origin import Stretch, split
 from tests.pipeline.servers import answers_of, serving
 from tests.ports import free_port
@@ -195,6 +197,16 @@ def test_times_and_bytes_are_found_on_a_cluster_too(cluster: Cluster) -> None:
         assert log.index_within_bytes(10, bounds.highest_index, 1) == 11
         assert log.index_within_bytes(10, 11, 1 << 40) == 11
         assert [stretch[:2] for stretch in split(log.stretches(0, 1), 4)] == [(0, 1)]
+
+
+def test_any_node_says_where_a_cursor_is_and_that_there_is_none(cluster: Cluster) -> None:
+    with quire.connect_sync(cluster.servers) as client:
+        client.cursors.set("mail/2-4", 7)
+
+    for node in cluster:
+        assert cursor_index([node.address], PATIENCE_S, PLAIN, "mail/2-4") == 7
+        with pytest.raises(CursorUnknown):
+            cursor_index([node.address], PATIENCE_S, PLAIN, "mail/3-4")
 
 
 def test_no_node_reachable_is_said_with_every_node_and_reason(spark: SparkSession) -> None:

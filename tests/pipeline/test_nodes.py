@@ -9,12 +9,13 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import LongType, StructType
 
 import quire.pipeline.origin.cluster
 import quire.pipeline.origin.nodes
 from quire.log.packing import Skimmer
-from quire.pipeline.errors import ClusterUnavailable, ForeignLog, RecordsLost
+from quire.pipeline.errors import ClusterUnavailable, ForeignLog, OptionRefused, RecordsLost
 from quire.pipeline.origin.cluster import ClusterLog
 from quire.pipeline.origin.nodes import Nodes
 from quire.pipeline.origin.origin import Stretch
@@ -112,6 +113,80 @@ def test_an_empty_log_of_a_cluster_has_no_parts(at: int) -> None:
         stream.stop()
 
 
+def cursor_at(index: int) -> Told:
+    """What `/cursors/{name}` says."""
+    return 200, json.dumps({"name": "mail", "index": index}).encode()
+
+
+def started_at(server: str, **more: str) -> int:
+    """The index at which a stream begins whose option names the cursor `mail/2-4`."""
+    given = {"bootstrap": server, "startingOffsets": "cursor:mail/2-4", "fetchTimeoutMs": "1000"} | more
+    stream = LogStreamReader(SourceOptions.parse(given, streaming=True), StructType().add("index", LongType()))
+    try:
+        return Offset.from_document(stream.initialOffset()).index
+    finally:
+        stream.stop()
+
+
+def test_a_stream_begins_where_the_cursor_is_and_asks_for_it_once(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def answer(_: dict[str, int]) -> Told:
+        asked.append(1)
+        return cursor_at(40)
+
+    answers = answers_of(records=pages(raw_frames(tmp_path))) | {"/cursors/mail%2F2-4": answer}
+    with serving(answers) as server:
+        given = {"bootstrap": server, "startingOffsets": "cursor:mail/2-4"}
+        options, schema = SourceOptions.parse(given, streaming=True), StructType().add("index", LongType())
+        stream = LogStreamReader(options, schema)
+        start = stream.initialOffset()
+        end = stream.latestOffset(start, stream.getDefaultReadLimit())
+        read = [index for each in stream.partitions(start, end) for index in indices(stream, each)]
+        stream.stop()
+
+        resumed = LogStreamReader(options, schema)  # From a checkpoint, Spark asks for no initial offset.
+        assert resumed.latestOffset(end, resumed.getDefaultReadLimit()) == end
+        resumed.stop()
+
+    assert start == Offset(CLUSTER.hex(), 40).to_document()
+    assert read == list(range(40, HIGHEST))
+    assert len(asked) == 1
+
+
+def test_a_batch_begins_where_the_cursor_is_and_is_empty_if_that_is_past_the_bounds(tmp_path: Path) -> None:
+    raw = raw_frames(tmp_path)
+    for index, expected in ((40, list(range(40, HIGHEST))), (HIGHEST, []), (HIGHEST + 3, [])):
+        with serving(answers_of(records=pages(raw)) | {"/cursors/mail": cursor_at(index)}) as server:
+            given = {"bootstrap": server, "startingOffsets": "cursor:mail"}
+            batch = LogReader(SourceOptions.parse(given, streaming=False), StructType().add("index", LongType()))
+            assert [row for each in batch.partitions() for row in indices(batch, each)] == expected
+
+
+def test_a_cursor_that_is_not_there_or_whose_records_expired_is_told() -> None:
+    unknown = json.dumps({"type": quire.pipeline.origin.nodes.CURSOR_UNKNOWN, "detail": "no"}).encode()
+    path = "/cursors/mail%2F2-4"
+    with (
+        serving(answers_of() | {path: (404, unknown)}) as server,
+        pytest.raises(OptionRefused, match="option startingOffsets: the cluster has no cursor mail/2-4"),
+    ):
+        started_at(server)
+    with serving(answers_of(lowest=60) | {path: cursor_at(40)}) as server:
+        with pytest.raises(RecordsLost, match=r"records \[40, 60\) of .* are lost"):
+            started_at(server)
+        assert started_at(server, failOnDataLoss="false") == 60
+
+
+@pytest.mark.full
+def test_nodes_that_do_not_say_where_a_cursor_is_are_asked_until_the_timeout() -> None:
+    for told in (SILENT, (404, b"{}"), (200, b'{"name": "mail"}')):
+        with (
+            serving(answers_of() | {"/cursors/mail%2F2-4": told}) as server,
+            pytest.raises(ClusterUnavailable, match="no node returned where the cursor mail/2-4 is within 1 s"),
+        ):
+            started_at(server)
+
+
 def test_a_stream_waits_for_nodes_that_are_behind_its_checkpoint_for_a_moment() -> None:
     ends = iter([90, 90, 94, 95])
     with serving(answers_of() | {"/index_bounds": lambda _: bounds(0, next(ends))}) as server:
@@ -134,6 +209,10 @@ def shown(server: str, partition: LogPartition, **options: str) -> list[int]:
     given = SourceOptions.parse({"bootstrap": server, **options}, streaming=False)
     batches = read_partition(given, StructType().add("index", LongType()), partition)
     return [index for batch in batches for index in batch[0].to_pylist()]
+
+
+def indices(reader: LogReader | LogStreamReader, partition: InputPartition) -> list[int]:
+    return [index for batch in reader.read(partition) for index in batch[0].to_pylist()]
 
 
 def test_a_driver_learns_again_who_leads_and_does_not_change_to_another_cluster(

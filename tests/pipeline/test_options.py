@@ -7,6 +7,7 @@ import pytest
 
 import quire.pipeline.origin.columns
 from quire.pipeline.errors import BatchTooLarge, OptionRefused
+from quire.pipeline.source.offsets import CursorPlace
 from quire.pipeline.source.options import (
     HIGHEST_INDEX,
     MAX_FETCH_TIMEOUT_MS,
@@ -50,6 +51,10 @@ def test_a_number_may_be_its_limit_and_not_one_past_it(option: str, limits: tupl
         ("startingOffsets", "[1]"),
         ("startingOffsets", "[" * 100_000),
         ("startingOffsets", "soonest"),
+        ("startingOffsets", "cursor:"),
+        ("startingOffsets", "cursor:mail box"),
+        ("startingOffsets", f"cursor:{'m' * 201}"),
+        ("endingOffsets", "cursor:mail"),
         ("endingOffsets", "earliest"),
         ("endingOffsets", "{}"),
         ("failOnDataLoss", "no"),
@@ -104,6 +109,17 @@ def test_what_contradicts_itself_is_refused() -> None:
             parse(*contrary)
     with pytest.raises(OptionRefused, match="option path: give either path"):
         SourceOptions.parse({}, streaming=True)
+
+
+def test_a_read_may_begin_at_a_cursor_of_a_cluster_that_runs() -> None:
+    for name in ("mail", "mail/2-4", "m" * 200):
+        given = {"bootstrap": "n1:1", "startingOffsets": f"cursor:{name}"}
+        assert SourceOptions.parse(given, streaming=True).startingOffsets == CursorPlace(name)
+    with pytest.raises(OptionRefused, match="is asked of a running cluster: give bootstrap, not path"):
+        parse(("startingOffsets", "cursor:mail"))
+    both = {"bootstrap": "n1:1", "startingOffsets": "cursor:mail", "startingTimestamp": "1"}
+    with pytest.raises(OptionRefused, match="startingTimestamp: cannot be combined with startingOffsets"):
+        SourceOptions.parse(both, streaming=True)
 
 
 def test_names_are_of_any_case_and_a_stream_begins_at_the_end() -> None:
