@@ -23,6 +23,7 @@ PLACES: dict[str, tuple[str, ...]] = {
         "refuses a token that this node accepts",
     ),
     "cluster/access/tokens.py _alarm_of": ("the token file",),
+    "cluster/compaction/retention.py Retention.alarms": ("no longer holds the log",),
     "cluster/compaction/snapshotting.py Snapshotting.alarm": (
         "so the log cannot expire",
         "the snapshots cannot be checked",
@@ -33,6 +34,10 @@ PLACES: dict[str, tuple[str, ...]] = {
     "cluster/node/health.py Health.alarmed": PASSED_ON,
     "cluster/node/node.py Node._digest_compared": PASSED_ON,
     "cluster/node/node.py Node._log_standing_alarms": PASSED_ON,
+    "cluster/node/tables/cursor_lag.py CursorLags.alarms": (
+        ", and this log begins at",
+        "records expired before its consumer read them",
+    ),
     "cluster/node/views/fitness.py fitness_alarms": PASSED_ON,
     "cluster/node/views/status.py alarms": PASSED_ON,
     "cluster/node/views/status.py standing_alarms": ("this node listens on",),
