@@ -254,10 +254,8 @@ class Client(Admin):
         Its position is a cursor in the log: each record is delivered until its batch, or a later one, is committed, and
         so at least once. Whoever calls this takes the cursor from its former holder, whose commits then fail.
 
-            async for batch in cluster.consume("mail"):
-                for record in batch.records:
-                    await deliver(record)
-                await batch.commit()
+        Use it as `async for batch in cluster.consume("mail"):`, and end the work on each batch with
+        `await batch.commit()`.
 
         Args:
             name: the cursor's.
