@@ -8,7 +8,8 @@ The digest is a hash chain over the applied frames and their replies, equal on e
     digest' = blake2b-16( digest 16 | index u64 | crc32c u32 | msgpack([results, refused]) )      little-endian
 
 `index` is the index of the frame's first record. `crc32c` is the frame header's own field, which covers the payload
-and, through `prev_crc32c`, all earlier frames. The digest starts as 16 zero bytes; system frames do not change it.
+and, through `prev_crc32c`, all earlier frames. The digest starts as 16 zero bytes. Of the system frames,
+only those of `cursors` change it, since their rows have results (cursors.py).
 """
 
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -131,7 +132,7 @@ class Execution:
         return False
 
     def finish(self) -> Applied:
-        """The frame is applied as a whole: advance applied_index and, except for system frames, the digest.
+        """The frame is applied as a whole: advance applied_index and, if it has results, the digest.
 
         Raises:
             As `Applier.apply`.
@@ -203,7 +204,7 @@ class Applier:
         return cls(machine, boundary=boundary, sessions=sessions, cursors=cursors)
 
     def apply(self, frame: Frame) -> Applied:
-        """Apply the next frame as a whole; advance applied_index and, except for system frames, the digest.
+        """Apply the next frame as a whole; advance applied_index and, if it has results, the digest.
 
         Raises:
             ApplyFailed: the machine raised something other than Refused, or the frame cannot be applied; every later

@@ -263,11 +263,28 @@ class Certificate(TypedDict):
     ca_sha256: list[str]
 
 
+class CursorBehind(TypedDict):
+    """A cursor whose consumer has not read all; `lost` records expired on the node before they were read."""
+
+    name: str
+    index: int
+    records: int
+    seconds: float
+    lost: int
+
+
+class CursorsStatus(TypedDict):
+    """How many cursors there are, and those that are furthest behind by the node's log."""
+
+    count: int
+    behind: list[CursorBehind]
+
+
 class Status(TypedDict):
     """A node's status; `docs/architecture.md` says what the fields mean.
 
     Until a node has joined its cluster, it has only the fields up to `alarms`, and only the name of its machine.
-    `nodes` and `clock_offsets_us` are a leader's, `stream` is a follower's.
+    `nodes` and `clock_offsets_us` are a leader's, `stream` is a follower's; an older version has no `cursors`.
     """
 
     node_id: str
@@ -308,6 +325,7 @@ class Status(TypedDict):
     nominated: bool
     leaders: list[LeaderChange]
     fitness: Fitness
+    cursors: NotRequired[CursorsStatus]
     nodes: NotRequired[dict[str, NodePosition]]
     clock_offsets_us: NotRequired[dict[str, int]]
     stream: NotRequired[Stream]

@@ -190,13 +190,27 @@ async def test_status_and_metrics_show_who_is_furthest_behind(tmp_path: Path) ->
 
 
 @pytest.mark.asyncio
+async def test_a_cursor_that_needs_more_than_it_may_hold_raises_an_alarm_before_anything_expires(
+    tmp_path: Path,
+) -> None:
+    async with running_cluster(tmp_path, 1, retention_bytes=1 << 30, **SETTINGS) as cluster:
+        node = cluster.nodes["n1"].node
+        await put(cluster, "mail", 0, hold_bytes=SETTINGS["segment_bytes"])
+        assert not node_status(node)["alarms"]
+        await written(cluster, 2)
+        assert [alarm for alarm in node_status(node)["alarms"] if "the cursor mail no longer holds the log" in alarm]
+        await put(cluster, "mail", await end_of(cluster))
+        assert not node_status(node)["alarms"]
+
+
+@pytest.mark.asyncio
 async def test_a_cursor_holds_the_log_up_to_its_size_and_then_gives_way_with_an_alarm(tmp_path: Path) -> None:
     segment = SETTINGS["segment_bytes"]
     async with running_cluster(tmp_path, 1, retention_bytes=2 * segment, **SETTINGS) as cluster:
         node = cluster.nodes["n1"].node
         await put(cluster, "mail", 0, hold_bytes=8 * segment)
         await written(cluster, 5)
-        await put(cluster, "idle", await end_of(cluster), hold_bytes=segment)
+        await put(cluster, "level", await end_of(cluster), hold_bytes=segment)
         for _ in range(2):
             await snapshot(cluster)
         await cluster.ask("n1", "POST", "/admin/expire", b"{}", JSON)
@@ -214,13 +228,12 @@ async def test_a_cursor_holds_the_log_up_to_its_size_and_then_gives_way_with_an_
                 await cluster.ask("n1", "POST", "/admin/expire", b"{}", JSON)
         await node.components.cursor_lags.look()
         alarms = "\n".join(node_status(node)["alarms"])
-        assert "the cursor idle no longer holds the log" in alarms
         assert "the cursor mail is at index 0, and this log begins at" in alarms
         assert expiry(cluster)["floor"] <= node_status(node)["lowest_index"], "mail holds what is left for it"
         row = await got(cluster, "mail")
         assert 0 < row["lost"] <= node_status(node)["lowest_index"]
 
-        for name in ("mail", "idle"):
+        for name in ("mail", "level"):
             await put(cluster, name, await end_of(cluster))
         await node.components.cursor_lags.look()
         assert not [alarm for alarm in node_status(node)["alarms"] if "cursor" in alarm]

@@ -12,7 +12,7 @@ ROWS = [line.split("|")[1:-1] for line in (CLUSTER / "DESIGN.md").read_text().sp
 
 
 def test_every_route_has_a_row() -> None:
-    rows = {cell for first, *_ in ROWS for cell in re.findall("`((?:GET|POST|PATCH|DELETE) /[^`]*)`", first)}
+    rows = {cell for first, *_ in ROWS for cell in re.findall("`((?:GET|POST|PUT|PATCH|DELETE) /[^`]*)`", first)}
 
     assert rows == {f"{route.method} {route.path}" for route in ROUTES}
 

@@ -67,7 +67,7 @@ class Consumption:
                         if handlers is None:
                             await print_records(batches)
                         else:
-                            await _Handling(handlers, max_in_flight, ends=self.until is not None).run(batches)
+                            await _Handling(handlers, max_in_flight).run(batches)
                 except RecordsLost as error:
                     raise ClientError(f"{error} with --skip-lost") from None
                 except HistoryChanged:
@@ -157,11 +157,9 @@ class Unfinished:
 class _Handling:
     """Hands records to handlers, several at once, and commits what is finished."""
 
-    def __init__(self, handlers: Handlers, max_in_flight: int, *, ends: bool) -> None:
-        """`ends`: the batches end; at their end, the generator itself commits, if everything is committed."""
+    def __init__(self, handlers: Handlers, max_in_flight: int) -> None:
         self._handlers = handlers
         self._max_in_flight = max_in_flight
-        self._ends = ends
         self._slots = asyncio.Semaphore(max_in_flight)
         self._unfinished = Unfinished()
         self._newest: Batch | None = None
@@ -176,8 +174,7 @@ class _Handling:
                 committing = group.create_task(self._commit_forever())
                 async for batch in batches:
                     await self._begin(batch, group)
-                    if self._ends:
-                        await self._finish_all()
+                await self._finish_all()
                 committing.cancel()
         except asyncio.CancelledError:
             await self._commit_at_end()
@@ -210,8 +207,6 @@ class _Handling:
         for _ in range(self._max_in_flight):
             await self._slots.acquire()
         await self._commit()
-        for _ in range(self._max_in_flight):
-            self._slots.release()
 
     async def _commit_forever(self) -> None:
         while True:

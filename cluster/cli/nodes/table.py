@@ -1,7 +1,6 @@
 """The table of `quire status`: a column for each node. What is wrong stands before it, as lines."""
 
 from collections.abc import Callable
-from typing import TypedDict, cast
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -11,22 +10,6 @@ from ..console import EscapingConsole
 from ..output import printable
 from .problems import problem_lines, shown_problems
 from .rows import NodeRow, Rows
-
-
-class BehindRow(TypedDict):
-    """A cursor whose consumer has not read all."""
-
-    name: str
-    records: int
-    seconds: float
-
-
-class CursorsStatus(TypedDict):
-    """`cursors` of a status: how many there are, and those that are furthest behind."""
-
-    count: int
-    behind: list[BehindRow]
-
 
 SHOWN = ("role", "epoch", "highest_index", "durable_index", "commit_index", "applied_index", "lag", "apply_lag")
 
@@ -78,9 +61,7 @@ def cursor_lines(rows: Rows) -> list[str]:
     if not answered:
         return []
     newest = max(answered, key=lambda status: (status.get("applied_index", 0), status.get("serving", False)))
-    cursors = cast(
-        "CursorsStatus | None", newest.get("cursors")
-    )  # Absent from older versions, and before a node joins.
+    cursors = newest.get("cursors")  # Absent from older versions, and before a node joins.
     if not cursors or not cursors["count"]:
         return []
     behind = cursors["behind"]

@@ -174,7 +174,8 @@ class CursorLags:
 
     def shown(self, clock: int) -> list[tuple[CursorRead, CursorLag]]:
         """The cursors that are furthest behind, as of the last look, at most MAX_SHOWN."""
-        return [(read, self.lag_of(read, clock)) for read in self._shown]
+        cursors = self._cursors()
+        return [(read, self.lag_of(read, clock)) for read in self._shown if cursors.find(read.name) is not None]
 
     def behind(self, clock: int) -> list[tuple[CursorRead, CursorLag]]:
         """Those of `shown` whose consumers have not read all."""
