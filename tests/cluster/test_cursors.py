@@ -7,9 +7,11 @@ from typing import Any
 import orjson
 import pytest
 
+from quire.cluster.node.tables import cursors
 from quire.cluster.node.tables.cursor_lag import HEADERS_AT_ONCE
 from quire.cluster.node.views.status import node_status
 from quire.log import FrameCorrupt, FrameHeader, decode_system, walk_frames, wall_clock
+from tests.cluster import conditions
 from tests.cluster.logs import served
 from tests.cluster.running import Reply, RunningCluster, applied_index, running_cluster, started
 from tests.cluster.test_retention import SETTINGS, expiry, snapshot, written
@@ -78,6 +80,21 @@ async def test_commits_that_wait_for_a_record_become_one_and_each_gets_its_own_a
         records = records_of(cluster)
         assert sum(map(len, records)) == 41
         assert len(records) < 20, "the first goes alone, and the rest while it is on its way"
+
+
+@pytest.mark.asyncio
+async def test_more_commits_than_may_wait_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_cluster(tmp_path, 1) as cluster:
+        monkeypatch.setattr(cursors, "MAX_WAITING_ROWS", 3)
+        with conditions.held(cluster):
+            waiting = [asyncio.create_task(put(cluster, f"c{number}", 0)) for number in range(8)]
+            async with asyncio.timeout(DEADLINE_S):
+                while not any(each.done() for each in waiting):
+                    await cluster.ask("n1", "GET", "/healthz")
+            assert {each.result().problem for each in waiting if each.done()} == {"overloaded"}
+        statuses = [reply.status for reply in await asyncio.gather(*waiting)]
+        assert set(statuses) == {200, 429}
+        assert statuses.count(200) >= 3
 
 
 @pytest.mark.asyncio
