@@ -5,6 +5,7 @@ previous frame, so two logs with the same crc32c at the same frame are equal up 
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -63,6 +64,8 @@ class Counts:
     recoveries: int = 0
     restores: int = 0
     faults: dict[str, int] = field(default_factory=dict)
+    cursor_rows: Counter[str] = field(default_factory=Counter)
+    """The answered rows of cursors, by the code of their refusal; "": they were done."""
 
 
 @dataclass
@@ -176,17 +179,19 @@ class Checks:
         kept = [manifest.index for manifest in process.snapshots.manifests]
         if seen.snapshot_index > max(kept, default=0):
             raise Violation("a snapshot that counted is durable", node.node_id, seen.snapshot_index, kept)
-        if process.machine.applier.applied_index != max(kept, default=0):
-            raise Violation(
-                "a restart begins at the newest snapshot", node.node_id, process.machine.applier.applied_index, kept
-            )
-        place = self.committed_place(process.machine.applier.applied_index)
+        if (applied := process.machine.applier.applied_index) != max(kept, default=0):
+            raise Violation("a restart begins at the newest snapshot", node.node_id, applied, kept)
+        place = self.committed_place(applied)
         seen.applied_place = -1 if place is None else place
-        state = self.model.states.get(process.machine.applier.applied_index)
-        if state != process.machine.applier.state():
-            raise Violation(
-                "a snapshot holds the state of its index", node.node_id, process.machine.applier.state(), state
-            )
+        self._continues(node, applied)
+
+    def _continues(self, node: ObservedNode, index: int) -> None:
+        """Check that what a node continues with is the state at `index`, and the cursors."""
+        applier, model, cursors = node.running.machine.applier, self.model, node.running.machine.applier.cursors.all()
+        if (state := model.states.get(index)) != applier.state():
+            raise Violation("a snapshot holds the state of its index", node.node_id, applier.state(), state)
+        if (known := model.cursors.sorted_at(index)) != cursors:
+            raise Violation("a snapshot holds the cursors of its index", node.node_id, cursors, known)
 
     def snapshot_taken(self, node: ObservedNode, manifest: Manifest) -> None:
         """Rules 7 and 16: a snapshot is of committed, durable records, at a frame boundary, and equal on all nodes."""
@@ -257,11 +262,7 @@ class Checks:
         if place is None:
             raise Violation("rule 7: a snapshot holds what is committed", node.node_id, index)
         seen.applied_place = place
-        state = self.model.states.get(index)
-        if state != node.running.machine.applier.state():
-            raise Violation(
-                "a snapshot holds the state of its index", node.node_id, node.running.machine.applier.state(), state
-            )
+        self._continues(node, index)
 
     def committed_place(self, index: int) -> int | None:
         """The number of the committed frame that ends at `index`: -1 for 0, None if there is none."""
@@ -588,6 +589,8 @@ class Checks:
             raise Violation("rule 7: only what is durable here is applied", node.node_id, header.index)
         if place == len(self.digests):
             self.digests.append(digest)
+            if rule := self.model.broken_by(frame, applied):
+                raise Violation(rule, node.node_id, frame, applied.results)
             self.model.apply(frame)
         if self.digests[place] != digest:
             raise Violation("rule 17: equal digests at equal index", node.node_id, header.index)

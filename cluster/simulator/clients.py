@@ -83,6 +83,9 @@ class Habits:
     patience_after_us: int = 600 * MILLISECOND
     """The patience after the last fault, when the cluster must converge."""
     named: bool = True
+    consumers: int = 2
+    commit_us: int = 400 * MILLISECOND
+    """The time between two records of a consumer."""
 
 
 @dataclass(eq=False)
@@ -134,6 +137,7 @@ class Client:
         self.nodes = nodes
         self.order = order
         self.habits = habits
+        self.think_us = habits.think_us
         self.node = self.random.choice(nodes)
         self.session = 0
         self.sequence = 0
@@ -151,7 +155,7 @@ class Client:
         """Begin operations, now and again, until it is stopped."""
         if not self.stopped:
             self._want()
-            self.schedule.later(int(self.random.expovariate(1.0) * self.habits.think_us), self.begin)
+            self.schedule.later(int(self.random.expovariate(1.0) * self.think_us), self.begin)
 
     # Operations
 
@@ -310,10 +314,9 @@ class Client:
 
     def answered(self, operation: Operation, reply: WriteReply) -> None:
         """Check a write's answer: it is in the log, and the results are what the log gives."""
-        checks, model = self.checks, self.checks.model
+        model = self.checks.model
         refused = {position: code for position, code, _ in reply.refused}
-        if not checks.ends or reply.index + reply.count > checks.ends[-1]:
-            raise Violation("what is acknowledged is committed", reply, checks.ends[-1:])
+        self._check_committed(reply)
         if "SEQUENCE_GAP" in refused.values():
             self.schedule.later(0, self._fails, Attempt(self, operation, operation.attempt))
             return
@@ -342,6 +345,10 @@ class Client:
             self._opened(reply.results[0])
         self._end(operation)
         self.acknowledged(operation)
+
+    def _check_committed(self, reply: WriteReply) -> None:
+        if not self.checks.ends or reply.index + reply.count > self.checks.ends[-1]:
+            raise Violation("what is acknowledged is committed", reply, self.checks.ends[-1:])
 
     def _opened(self, result: object) -> None:
         match result:

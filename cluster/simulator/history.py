@@ -14,6 +14,7 @@ from ..data_dir.genesis import FRAME_LIMITS
 from .checks import Counts, Violation
 from .clients import Client, Order
 from .clock import SECOND, START_CLOCK, Clocks, Schedule
+from .consuming.consumer import FIRST_CONSUMER, Consumer
 from .disks import Latency
 from .form import Form
 from .machine import Model
@@ -87,7 +88,15 @@ class History:
             Client(str(number), self.schedule, self.nodes, self.checks, self.order, settings.habits, str(settings.seed))
             for number in range(settings.habits.clients)
         ]
+        self.consumers = [
+            Consumer(str(number), self.schedule, self.nodes, self.checks, self.order, settings.habits, seed)
+            for number in range(FIRST_CONSUMER, FIRST_CONSUMER + settings.habits.consumers)
+        ]
         self.phase = self._phase()
+
+    @property
+    def _everyone(self) -> list[Client]:
+        return [*self.clients, *self.consumers]
 
     def _phase(self) -> PermanentPhase | None:
         if self.plan.permanent is None:
@@ -158,7 +167,7 @@ class History:
         deadline = self.schedule.now + CONVERGES_WITHIN_US
         while (counts.steps < MIN_STEPS or counts.operations < MIN_OPERATIONS) and self.schedule.now < deadline:
             self.schedule.run_next()
-        for client in self.clients:
+        for client in self._everyone:
             client.stopped = True
         if self.phase is not None:
             self._until(self.settings.chaos_us + LATEST_REPAIR_US)
@@ -169,7 +178,7 @@ class History:
             self.is_nominating = True
             if self.phase.unavailability is not None and not self.phase.faults.heals:
                 return
-        for client in self.clients:
+        for client in self._everyone:
             client.want_last()
         self._settle()
 
@@ -180,7 +189,7 @@ class History:
             self.nemesis.start(node)
         if self.plan.changes_members:
             self.nemesis.members.begin()
-        for client in self.clients:
+        for client in self._everyone:
             self.schedule.later(SECOND // 4, client.begin)
 
     def _recover(self) -> None:
@@ -201,6 +210,8 @@ class History:
         ]
         for client in self.clients:
             client.begin()
+        for consumer in self.consumers:
+            consumer.continue_in(later, self.order)
         recovery.disturb(former, later)
 
     def _restore(self) -> None:
@@ -212,9 +223,12 @@ class History:
             return
         order, habits = Order(later.ends[-1]), settings.habits
         numbers = range(len(self.clients), len(self.clients) + habits.clients)
-        nodes = [restoration.node]
+        nodes, seed = [restoration.node], str(settings.seed)
+        clients = [Client(str(number), self.schedule, nodes, later, order, habits, seed) for number in numbers]
+        numbers = range(FIRST_CONSUMER + len(self.consumers), FIRST_CONSUMER + 2 * len(self.consumers))
+        heirs = zip(self.consumers, numbers, strict=True)
         restoration.serve(
-            [Client(str(number), self.schedule, nodes, later, order, habits, str(settings.seed)) for number in numbers]
+            [*clients, *(consumer.heir(str(number), nodes, later, order, seed) for consumer, number in heirs)]
         )
 
     def _calm(self) -> None:
@@ -258,7 +272,7 @@ class History:
         if leader is None:
             return False
         nodes = self.nemesis.members.settled(leader) if self.plan.changes_members else self.nodes
-        if not (all(client.is_idle for client in self.clients) and self.nemesis.operator.is_idle):
+        if not (all(client.is_idle for client in self._everyone) and self.nemesis.operator.is_idle):
             return False
         running = [node.process for node in nodes or () if node.process is not None]
         if nodes is None or len(running) < len(nodes):

@@ -9,7 +9,9 @@ from typing import NamedTuple
 from zlib import crc32
 
 from quire.log import Frame, Kind, Value, decode_blob, decode_runs, decode_system, decode_values, pack, unpack
-from quire.sm import MAX_SESSIONS, Context, Refused
+from quire.sm import MAX_SESSIONS, Applied, Context, Refused
+
+from .consuming.model import CursorModel
 
 REFUSED_EVERY = 23
 
@@ -91,6 +93,7 @@ class Model:
         self.at: dict[int, tuple[object, Reply]] = {}
         self.executed_at: dict[object, int] = {}
         self.states: dict[int, list[int]] = {0: [0, 0]}
+        self.cursors = CursorModel()
         self.never: set[object] = set()
         """Commands that a leader reported as not appended."""
 
@@ -107,7 +110,15 @@ class Model:
             replies = self._commands(frame)
         self.replies.append(replies)
         self.states[header.next_index] = [self._tally.count, self._tally.chain]
+        self.cursors.ends_at(header.next_index)
         return replies
+
+    def broken_by(self, frame: Frame, applied: Applied) -> str:
+        """The rule of the cursors that a node's results of the next frame break, in words; "" if they break none."""
+        if frame.header.kind != Kind.SYSTEM or not applied.results:
+            return ""
+        fields = decode_system(frame.payload)
+        return self.cursors.broken_by(fields, applied.results[0]) if fields["type"] == "cursors" else ""
 
     def _system(self, index: int, fields: Mapping[str, object]) -> list[Reply]:
         if fields["type"] == "history":
@@ -116,6 +127,11 @@ class Model:
             self._names = {name: -abs(old) for name, old in self._names.items()}
             self._fenced.clear()
             self._history_index = index
+            self.cursors.end_history()
+        if fields["type"] == "cursors":
+            results = self.cursors.apply(index, fields)
+            self.at[index] = (fields, Reply(results))
+            return [Reply(results)]
         if fields["type"] != "open_session":
             return []
         found = fields.get("name")

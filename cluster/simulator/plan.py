@@ -137,7 +137,7 @@ def settings_of(seed: int) -> Settings:
         piece_bytes=random.choice((100, 1000, 1 << 20)),
         max_frame_bytes=frame,
     )
-    habits = _habits(random)
+    habits = _with_consumers(_habits(random), Random(f"{seed}/consumers"))
     skew = random.choice((0.02, 0.4))
     sync_us = random.choice(((50, 500), (100, 5_000), (1_000, 40_000), (10_000, 150_000)))
     # Clients that retry before a disk can have answered would make work faster than the disk does it.
@@ -182,6 +182,10 @@ def _habits(random: Random) -> Habits:
         wander_chance=random.choice((0.0, 0.05, 0.3)),
         patience_us=random.choice((150, 600)) * MILLISECOND,
     )
+
+
+def _with_consumers(habits: Habits, random: Random) -> Habits:
+    return replace(habits, consumers=random.choice((1, 2, 2)), commit_us=random.choice((600, 1000, 2000)) * MILLISECOND)
 
 
 # What makes a fuse start to burn: an operation on the disk; "": at once.
