@@ -99,6 +99,10 @@ class Plan:
         """The same plan without the faults at these positions."""
         return replace(self, faults=tuple(fault for at, fault in enumerate(self.faults) if at not in faults))
 
+    def without_consumers(self) -> "Plan":
+        """The same plan without consumers, as its seed's was when there were none."""
+        return replace(self, settings=replace(self.settings, habits=replace(self.settings.habits, consumers=0)))
+
 
 def settings_of(seed: int) -> Settings:
     """The settings of a seed."""

@@ -6,7 +6,7 @@ that are committed. A record without an answer is sent again, at another node; i
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from quire.log import Kind, encode_system
 from quire.replication import Write
@@ -17,6 +17,7 @@ from ..checks import Checks, Violation
 from ..clients import MAX_UNDER_WAY, Attempt, Client, Habits, Operation, Order
 from ..clock import Schedule
 from ..node.node import Node
+from .model import Row, rows_of
 
 FIRST_CONSUMER = 100
 """The first consumer's number as a client; the others, and a prober, have lower ones."""
@@ -33,7 +34,6 @@ MOST_AHEAD = 4
 CATCHES_UP = 0.2
 BEYOND = (1, 3, 1_000)
 """So far beyond what is committed; records that are appended meanwhile may reach the lower ones."""
-LOST = frozenset({"CURSOR_TAKEN", "CURSOR_UNKNOWN"})
 WAYS = {"on": 6, "again": 1, "back": 1, "rewind": 1, "expecting": 2, "beyond": 1, "late": 1, "operator": 1}
 """How often a row commits in each way."""
 
@@ -139,35 +139,47 @@ class Consumer(Client):
             self.former[name] = held
 
     def _write_of(self, operation: Operation, attempt: Attempt) -> Write[Attempt]:
-        match operation.commands:
-            case [dict(fields)]:
-                return Write(encode_system(fields), 1, Kind.SYSTEM, owner=attempt)
-            case other:
-                raise AssertionError(f"a consumer writes one record, not {other}")
+        return Write(encode_system(_record_of(operation)), 1, Kind.SYSTEM, owner=attempt)
 
     # Answers
 
     def answered(self, operation: Operation, reply: WriteReply) -> None:
         """Check an answer: the record is in the log, and its results are what the log gives."""
         self._check_committed(reply)
-        [fields] = operation.commands
+        fields = _record_of(operation)
         logged, recorded = self.checks.model.at.get(reply.index, (None, None))
         if logged != fields or recorded != (reply.results[0], None) or reply.refused or reply.repeated:
             raise Violation("a write gets the results that the log gives", fields, reply, logged, recorded)
         self._wrote(operation, reply.index)
         self._end(operation)
-        rows = cast("dict[str, list[list[Any]]]", fields)["set"]
-        for row, result in zip(rows, reply.results[0], strict=False):
-            self._learn(CursorRow(*row), result)
+        for row, result in zip(rows_of(fields), reply.results[0], strict=False):
+            match result:
+                case [int(index)]:
+                    self._done(row, index)
+                case [str(code), int() | None as index]:
+                    self._refused(row, code, index)
+                case _:
+                    raise Violation("a row's result is an index, or a code and the index", row, result)
 
-    def _learn(self, row: CursorRow, result: list[Any]) -> None:
-        code = result[0] if len(result) > 1 else ""
-        self.checks.counts.cursor_rows[code] += 1
-        if row.take and not code:
+    def _done(self, row: Row, index: int) -> None:
+        self.checks.counts.cursor_rows[""] += 1
+        if row.take:
             self._lose(row.name)
-            self.held[row.name] = Held(result[0], row.token or b"")
-        elif (held := self.held.get(row.name)) is not None and held.token == row.token:
-            if code in LOST:
-                self._lose(row.name)
-            else:
-                self.held[row.name] = held._replace(index=result[-1])
+            self.held[row.name] = Held(index, row.token or b"")
+        elif self._holds(row):
+            self.held[row.name] = self.held[row.name]._replace(index=index)
+
+    def _refused(self, row: Row, code: str, index: int | None) -> None:
+        self.checks.counts.cursor_rows[code] += 1
+        if self._holds(row) and index is not None and code != "CURSOR_TAKEN":
+            self.held[row.name] = self.held[row.name]._replace(index=index)
+        elif self._holds(row):
+            self._lose(row.name)
+
+    def _holds(self, row: Row) -> bool:
+        """Whether it believes that it holds the cursor by the token of a row."""
+        return row.name in self.held and self.held[row.name].token == row.token
+
+
+def _record_of(operation: Operation) -> dict[str, object]:
+    return cast("dict[str, object]", operation.commands[0])

@@ -5,7 +5,7 @@ cursor never goes back, and a consumer that has lost a cursor does not move it.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 NEVER_BACK = "a cursor never goes back"
 OLD_TOKEN = "a row with an old token is never accepted"  # noqa: S105 - a rule, and no password
@@ -17,6 +17,18 @@ class Position(NamedTuple):
     index: int  # type: ignore[assignment]  # Hides tuple.index, which is unused.
     hold_bytes: int
     token: bytes
+
+
+class Row(NamedTuple):
+    """A row of `set`, as the log has it."""
+
+    name: str
+    index: int  # type: ignore[assignment]  # As above.
+    expected: int | None
+    rewind: bool
+    hold_bytes: int | None
+    token: bytes | None
+    take: bool
 
 
 class CursorModel:
@@ -36,48 +48,79 @@ class CursorModel:
         """Note that a frame ends at `index`."""
         self.at[index] = self.table
 
-    def apply(self, end: int, fields: Mapping[str, Any]) -> list[object]:
+    def apply(self, end: int, fields: Mapping[str, object]) -> list[object]:
         """Carry out the `cursors` record at index `end`; the result of each row."""
         self.table = dict(self.table)
-        results: list[object] = [self._set(end, row) for row in fields["set"]]
-        return results + [self._delete(name) for name in fields["delete"]]
+        results: list[object] = [self._set(end, row) for row in rows_of(fields)]
+        return results + [self._delete(name) for name in _list_in(fields, "delete")]
 
     def end_history(self) -> None:
         """No token counts from here on: another history begins."""
         self.table = {name: position._replace(token=b"") for name, position in self.table.items()}
 
-    def broken_by(self, fields: Mapping[str, Any], results: Sequence[Any]) -> str:
+    def broken_by(self, fields: Mapping[str, object], results: Sequence[object]) -> str:
         """The rule that these results of the next record break, in words; "" if they break none. Before `apply`."""
         table = {name: (position.index, position.token) for name, position in self.table.items()}
-        for (name, _, _, rewind, _, token, take), result in zip(fields["set"], results, strict=False):
-            if len(result) > 1:
-                continue  # It was refused.
-            before, holder = table.get(name, (0, b""))
-            if result[0] < before and not rewind:
-                return NEVER_BACK
-            if token and not take and token != holder:
-                return OLD_TOKEN
-            table[name] = result[0], token or b""
+        for row, result in zip(rows_of(fields), results, strict=False):
+            match result:
+                case [int(index)]:
+                    before, holder = table.get(row.name, (0, b""))
+                    if index < before and not row.rewind:
+                        return NEVER_BACK
+                    if row.token and not row.take and row.token != holder:
+                        return OLD_TOKEN
+                    table[row.name] = index, row.token or b""
+                case _:
+                    pass  # It was refused.
         return ""
 
-    def _set(self, end: int, row: Sequence[Any]) -> list[object]:
-        name, index, _, _, hold, token, take = row
-        present = self.table.get(name)
+    def _set(self, end: int, row: Row) -> list[object]:
+        present = self.table.get(row.name)
         if code := _why_not(end, present, row):
-            return [code, present and present.index]
+            return [code, None if present is None else present.index]
         if present is None:
-            present = Position(index, 0, b"")
-        index = present.index if take else index
-        self.table[name] = Position(index, present.hold_bytes if hold is None else hold, token or b"")
+            present = Position(row.index, 0, b"")
+        index = present.index if row.take else row.index
+        hold_bytes = present.hold_bytes if row.hold_bytes is None else row.hold_bytes
+        self.table[row.name] = Position(index, hold_bytes, row.token or b"")
         return [index]
 
-    def _delete(self, name: str) -> list[object]:
-        if name not in self.table:
+    def _delete(self, name: object) -> list[object]:
+        if not isinstance(name, str) or name not in self.table:
             return ["CURSOR_UNKNOWN", None]
         return [self.table.pop(name).index]
 
 
-def _why_not(end: int, present: Position | None, row: Sequence[Any]) -> str:
+def rows_of(fields: Mapping[str, object]) -> list[Row]:
+    """The rows of `set` in a `cursors` record. Raises ValueError."""
+    return [_row_of(row) for row in _list_in(fields, "set")]
+
+
+def _row_of(row: object) -> Row:
+    match row:
+        case [
+            str(name),
+            int(index),
+            int() | None as expected,
+            bool(rewind),
+            int() | None as hold_bytes,
+            bytes() | None as token,
+            bool(take),
+        ]:
+            return Row(name, index, expected, rewind, hold_bytes, token, take)
+        case _:
+            raise ValueError(f"{row!r} is not a row")
+
+
+def _list_in(fields: Mapping[str, object], name: str) -> list[object]:
+    match fields[name]:
+        case list(rows):
+            return rows
+        case other:
+            raise ValueError(f"{other!r} is not a list of rows")
+
+
+def _why_not(end: int, present: Position | None, row: Row) -> str:
     """The code with which a row is refused in the record at index `end`; "" if it is carried out."""
     _, index, expected, rewind, _, token, take = row
     if present is None:
