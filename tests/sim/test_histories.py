@@ -6,6 +6,7 @@ More: `make soak-histories`, or `python -m quire.cluster.simulator --seeds 0:200
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from quire.cluster.simulator.__main__ import Report, outcome_of, outcomes
 from quire.cluster.simulator.checks import Counts, Violation
 from quire.cluster.simulator.history import MIN_OPERATIONS, MIN_STEPS, Outcome, run, shrink, transcript
 from quire.cluster.simulator.plan import Fault, Plan, plan_of
+from quire.sm.cursors import BACK, BEYOND, MOVED, TAKEN, UNKNOWN
 
 TOP = Path(__file__).resolve().parents[2]
 DEADLINE_S = 120
@@ -43,6 +45,13 @@ def test_each_history_is_long_and_eventful(seed: int) -> None:
     assert counts.operations >= MIN_OPERATIONS
     assert counts.crashes >= 1
     assert counts.cuts >= 1
+
+
+@pytest.mark.full
+def test_consumers_get_every_answer_that_a_cursor_gives() -> None:
+    rows = sum((outcome_of(seed).counts.cursor_rows for seed in range(10)), Counter[str]())
+    assert rows.keys() == {"", BACK, BEYOND, MOVED, TAKEN, UNKNOWN}
+    assert rows[""] > rows.total() / 2
 
 
 @pytest.mark.full
