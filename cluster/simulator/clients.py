@@ -84,7 +84,7 @@ class Habits:
     """The patience after the last fault, when the cluster must converge."""
     named: bool = True
     consumers: int = 2
-    commit_us: int = 400 * MILLISECOND
+    commit_us: int = 1_500 * MILLISECOND
     """The time between two records of a consumer."""
 
 

@@ -189,7 +189,9 @@ def _habits(random: Random) -> Habits:
 
 
 def _with_consumers(habits: Habits, random: Random) -> Habits:
-    return replace(habits, consumers=random.choice((1, 2, 2)), commit_us=random.choice((600, 1000, 2000)) * MILLISECOND)
+    return replace(
+        habits, consumers=random.choice((1, 2, 2)), commit_us=random.choice((1000, 1500, 2500)) * MILLISECOND
+    )
 
 
 # What makes a fuse start to burn: an operation on the disk; "": at once.

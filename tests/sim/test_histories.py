@@ -49,7 +49,7 @@ def test_each_history_is_long_and_eventful(seed: int) -> None:
 
 @pytest.mark.full
 def test_consumers_get_every_answer_that_a_cursor_gives() -> None:
-    rows = sum((outcome_of(seed).counts.cursor_rows for seed in range(10)), Counter[str]())
+    rows = sum((outcome_of(seed).counts.cursor_rows for seed in range(20)), Counter[str]())
     assert rows.keys() == {"", BACK, BEYOND, MOVED, TAKEN, UNKNOWN}
     assert rows[""] > rows.total() / 2
 

@@ -27,14 +27,14 @@ ROWS = (1, 2, 3, 4)
 TAKES = 0.2
 """How often it chooses among all cursors, and takes one that it does not hold."""
 RESTARTS = 0.06
-DELETES = 0.03
+DELETES = 0.08
 HOLDS = 0.1
 MOST_AHEAD = 4
 """A commit moves a cursor over so many frames at most."""
 CATCHES_UP = 0.2
 BEYOND = (1, 3, 1_000)
 """So far beyond what is committed; records that are appended meanwhile may reach the lower ones."""
-WAYS = {"on": 6, "again": 1, "back": 1, "rewind": 1, "expecting": 2, "beyond": 1, "late": 1, "operator": 1}
+WAYS = {"on": 4, "again": 1, "back": 2, "rewind": 1, "expecting": 3, "beyond": 3, "late": 2, "operator": 1}
 """How often a row commits in each way."""
 
 
