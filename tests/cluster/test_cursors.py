@@ -10,7 +10,7 @@ import pytest
 from quire.cluster.node.tables import cursors
 from quire.cluster.node.tables.cursor_lag import HEADERS_AT_ONCE
 from quire.cluster.node.views.status import node_status
-from quire.log import FrameCorrupt, FrameHeader, decode_system, walk_frames, wall_clock
+from quire.log import CONSUMERS, FEATURES, FrameCorrupt, FrameHeader, decode_system, walk_frames, wall_clock
 from tests.cluster import conditions
 from tests.cluster.logs import served
 from tests.cluster.running import Reply, RunningCluster, applied_index, running_cluster, started
@@ -280,6 +280,29 @@ async def test_a_node_that_installs_a_snapshot_has_its_cursors(tmp_path: Path) -
         cursor = components.applying.applier.cursors.find("mail")
         assert cursor is not None
         assert (cursor.index, cursor.token.hex()) == (3, ONE)
+
+
+@pytest.mark.asyncio
+async def test_there_are_no_cursors_until_the_last_older_node_is_upgraded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr("quire.cluster.node.components.FEATURES", FEATURES - {CONSUMERS})
+        async with running_cluster(tmp_path) as cluster:
+            refused = await put(cluster, "mail", 0, at="n2")
+            assert (refused.status, refused.problem) == (503, "feature-not-in-use")
+            before.setattr("quire.cluster.node.components.FEATURES", FEATURES)
+            for node_id in ("n1", "n2"):
+                await cluster.restart(node_id)
+                await cluster.ready()
+            assert (await put(cluster, "mail", 0)).problem == "feature-not-in-use", "n3 is still the older version"
+            assert not records_of(cluster)
+            await cluster.restart("n3")
+            await cluster.ready()
+            async with asyncio.timeout(DEADLINE_S):
+                while (reply := await put(cluster, "mail", 0)).status == 503:
+                    assert reply.problem == "feature-not-in-use"
+            assert reply.document == {"name": "mail", "index": 0}
 
 
 @pytest.mark.asyncio
