@@ -7,10 +7,11 @@ from typing import Any
 import orjson
 import pytest
 
-from quire.cluster.node.tables import cursors
+from quire.cluster.node.tables import cursor_lag, cursors
 from quire.cluster.node.tables.cursor_lag import HEADERS_AT_ONCE
 from quire.cluster.node.views.status import node_status
-from quire.log import CONSUMERS, FEATURES, FrameCorrupt, FrameHeader, decode_system, walk_frames, wall_clock
+from quire.log import CONSUMERS, FEATURES, Bounds, FrameCorrupt, FrameHeader, decode_system, walk_frames, wall_clock
+from quire.sm import Cursor
 from tests.cluster import conditions
 from tests.cluster.logs import served
 from tests.cluster.running import Reply, RunningCluster, applied_index, running_cluster, started
@@ -163,6 +164,38 @@ async def test_many_cursors_share_what_was_read_of_the_log(tmp_path: Path, monke
 
 
 @pytest.mark.asyncio
+async def test_a_hold_lasts_over_a_restart_though_only_commits_of_others_follow(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1, retention_bytes=1, **SETTINGS) as cluster:
+        await put(cluster, "mail", await end_of(cluster), hold_bytes=1000)
+        await asyncio.gather(*(put(cluster, f"c{number}" * 20, 0) for number in range(300)))
+        node = cluster.nodes["n1"].node
+        lags = node.components.cursor_lags
+        [known] = lags.needed()
+        await lags.look()
+        [looked] = lags.needed()
+        assert (looked.hold_bytes, known.index < looked.index) == (1000, True)
+        applying = node.components.applying
+        fresh = cursor_lag.CursorLags(node.components.log, lambda: Bounds(0, 1), lambda: applying.applier.cursors)
+        [unknown] = fresh.needed()
+        assert unknown.index == known.index
+        assert unknown.hold_bytes > node.components.log.size, "until it was looked at, it does not give way"
+
+
+@pytest.mark.asyncio
+async def test_two_reads_of_one_cursor_at_two_places_both_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cursor_lag, "RECENT_HEADERS", 4)
+    monkeypatch.setattr(cursor_lag, "HEADERS_AT_ONCE", 2)
+    async with running_cluster(tmp_path, 1) as cluster:
+        for _ in range(60):
+            await cluster.commands("n1", ["add", 1])
+        lags, end = cluster.nodes["n1"].node.components.cursor_lags, await end_of(cluster)
+        name = f"mail/{(end - 1) % 1000}-1000"
+        async with asyncio.timeout(DEADLINE_S):
+            reads = await asyncio.gather(*(lags.read(name, Cursor(index, 0, b"")) for index in (5, 20, 5, 30)))
+        assert {read.next_index for read in reads} == {end - 1}
+
+
+@pytest.mark.asyncio
 async def test_a_hold_on_a_frame_that_cannot_be_read_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +248,7 @@ async def test_a_cursor_that_needs_more_than_it_may_hold_raises_an_alarm_before_
         await put(cluster, "mail", 0, hold_bytes=SETTINGS["segment_bytes"])
         assert not node_status(node)["alarms"]
         await written(cluster, 2)
+        await node.components.cursor_lags.look()
         assert [alarm for alarm in node_status(node)["alarms"] if "the cursor mail no longer holds the log" in alarm]
         await put(cluster, "mail", await end_of(cluster))
         assert not node_status(node)["alarms"]

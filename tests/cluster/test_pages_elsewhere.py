@@ -106,6 +106,28 @@ async def test_a_server_that_goes_away_or_has_no_more_is_given_up_for_another_on
 
 
 @pytest.mark.asyncio
+async def test_a_server_that_failed_once_is_asked_again_later() -> None:
+    servers = Servers({"n1": Server(50, 100), "n2": Server(0, 300), "n3": Server(10, 100)})
+    servers.all["n2"].is_down = True
+    pages = RecordPages(servers)
+    found: list[int] = []
+    async with asyncio.timeout(DEADLINE_S), aclosing(pages.follow(20, 200, {})) as followed:
+        async for page in followed:
+            found += [record.index for record in page.records]
+            if page.next_index == 90:
+                servers.all["n1"].lowest, servers.all["n1"].highest = 150, 300
+                servers.all["n2"].is_down = False
+    assert found == list(range(20, 200))
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_lags_is_not_taken_for_one_that_has_the_record() -> None:
+    servers = Servers({"n1": Server(150, 200), "n2": Server(0, 80), "n3": Server(90, 200)})
+    assert [index for index, _ in await read(servers, 100, 200)] == list(range(100, 200))
+    assert "n2" not in servers.asked
+
+
+@pytest.mark.asyncio
 async def test_the_lowest_index_of_all_that_answer_is_told_if_none_has_the_record() -> None:
     servers = Servers({"n1": Server(50, 100), "n2": Server(30, 100), "n3": Server(0, 0)})
     with pytest.raises(RecordsExpired) as expired:

@@ -29,12 +29,25 @@ MAX_IN_FLIGHT = 100
 MAX_ATTEMPTS = 1_000
 MAX_SHARDS = 65_536
 """As a cursor's name can say."""
+MAX_NUMBER = 2**64 - 1
 ATTEMPTS = 6
 HANDLER_TIMEOUT_S = 60.0
 
 _SHARE = re.compile(r"([0-9]{1,5})/([0-9]{1,5})")
-_SHARE_NAME = re.compile(r"(.+)/([0-9]{1,5})-([0-9]{1,5})", re.DOTALL)
+_SHARE_NAME = re.compile(r"(.+)/([0-9]+)-([0-9]+)", re.DOTALL)
 _INDEX = re.compile(r"[0-9]{1,20}")
+
+
+HoldBytes = Annotated[
+    int | None,
+    typer.Option(
+        "--hold-bytes",
+        metavar="N",
+        min=0,
+        max=MAX_NUMBER,
+        help="How much of the log it may keep from expiring. Default: as it is.",
+    ),
+]
 
 
 @app.command()
@@ -49,14 +62,10 @@ def consume(
         str, typer.Option("--start", metavar="first|end|INDEX", help="Where a consumer begins that is new.")
     ] = "first",
     until: Annotated[
-        int | None, typer.Option("--until", metavar="INDEX", min=0, help="End after the records below this index.")
-    ] = None,
-    hold_bytes: Annotated[
         int | None,
-        typer.Option(
-            "--hold-bytes", metavar="N", min=0, help="How much of the log it may keep from expiring. Default: as it is."
-        ),
+        typer.Option("--until", metavar="INDEX", min=0, max=MAX_NUMBER, help="End after the records below this index."),
     ] = None,
+    hold_bytes: HoldBytes = None,
     skip_lost: Annotated[
         bool, typer.Option("--skip-lost", help="Continue after records that expired before they were read.")
     ] = False,
@@ -93,7 +102,7 @@ def consume(
     Its position is kept by the cluster, so that it continues there. Printed records are committed once stdout has them,
     others once COMMAND ended with 0. A second consumer of the same name takes over from the first.
     """
-    _refuse_name(name)
+    refuse_share_name(name)
     share, first = _share_of(shard), _start_of(start)
     words = None if command is None else _words_of(command)
     if words is None:
@@ -117,7 +126,8 @@ def _skipped_into(path: Path | None) -> "SkippedRecords | None":
         fail_usage(f"--skip-failed {str(path)!r}: {(error.strerror or str(error)).lower()}")
 
 
-def _refuse_name(name: str) -> None:
+def refuse_share_name(name: str) -> None:
+    """Exit if this is not the name of a consumer, but none or that of a share."""
     if not name:
         fail_usage("the consumer has no name")
     if share := _SHARE_NAME.fullmatch(name):
@@ -143,7 +153,7 @@ def _share_of(text: str | None) -> tuple[int, int] | None:
 def _start_of(text: str) -> int | str:
     if text in ("first", "end"):
         return text
-    if not _INDEX.fullmatch(text):
+    if not _INDEX.fullmatch(text) or int(text) > MAX_NUMBER:
         fail_usage(f"--start {text!r} is neither first nor end nor an index")
     return int(text)
 

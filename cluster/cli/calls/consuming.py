@@ -6,6 +6,7 @@ ends, for whatever reason, what is finished is committed, unless the cursor is l
 """
 
 import asyncio
+import os
 import signal
 import threading
 from collections import deque
@@ -99,25 +100,35 @@ def _complain_of_lost(batch: Batch) -> None:
 
 @contextmanager
 def _ended_by_sigterm() -> Generator[None]:
-    """Have SIGTERM cancel the current task in the block, as asyncio has Ctrl-C; the second raises KeyboardInterrupt."""
+    """Have SIGTERM and SIGHUP cancel the current task, as asyncio has Ctrl-C; a second one ends the process.
+
+    SIGHUP comes when the terminal closes. Handlers, which lead groups of their own, do not get it. `nohup` ignores it.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _canceller())
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    stop = _canceller()
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _canceller() -> Callable[[int, FrameType | None], None]:
     loop, task, count = asyncio.get_running_loop(), asyncio.current_task(), 0
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
+    def stop(number: int, _frame: FrameType | None) -> None:
         nonlocal count
         count += 1
-        if count > 1 or task is None:
-            raise KeyboardInterrupt
+        if count > 1 or task is None:  # The loop may be stuck in a write that nobody reads.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
         loop.call_soon_threadsafe(task.cancel)
 
     return stop
@@ -177,7 +188,7 @@ class _Handling:
                 await self._finish_all()
                 committing.cancel()
         except asyncio.CancelledError:
-            await self._commit_at_end()
+            await self._commit()
             raise
         except BaseExceptionGroup as errors:
             error = errors.exceptions[0]

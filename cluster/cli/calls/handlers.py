@@ -41,25 +41,34 @@ class SkippedRecords:
     """The file of the records that were skipped, a line of JSON for each."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file, and create it if it is not there. Raises OSError."""
+        """Create the file if it is not there. Raises OSError."""
         self._path = path
+        os.close(self._opened())
+
+    def _opened(self) -> int:
+        """A descriptor of the file, ready to append a line. It may have been moved away since the last one."""
         # Nothing may be left half open: O_NONBLOCK, since the open of a pipe would wait for a reader.
-        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
-        found = os.fstat(self._descriptor)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            os.close(self._descriptor)
-            raise OSError(f"{path} is not a file that keeps what is written")
-        if found.st_size and os.pread(self._descriptor, 1, found.st_size - 1) != b"\n":
-            os.write(self._descriptor, b"\n")  # After a line that a crash cut short.
-        _flush_folder(path.parent)
+            os.close(descriptor)
+            raise OSError(f"{self._path} is not a file that keeps what is written")
+        if found.st_size and os.pread(descriptor, 1, found.st_size - 1) != b"\n":
+            os.write(descriptor, b"\n")  # After a line that a crash cut short.
+        _flush_folder(self._path.parent)
+        return descriptor
 
     def add(self, index: int, line: bytes) -> None:
         """Append a record's line; it is on disk on return. Raises RecordNotHandled."""
         try:
-            left = memoryview(line)
-            while left:
-                left = left[os.write(self._descriptor, left) :]
-            os.fsync(self._descriptor)
+            descriptor = self._opened()
+            try:
+                left = memoryview(line)
+                while left:
+                    left = left[os.write(descriptor, left) :]
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise RecordNotHandled(

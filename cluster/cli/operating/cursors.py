@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..calls.consume import MAX_NUMBER, MAX_SHARDS, HoldBytes, refuse_share_name
 from ..connection import DEFAULT_TIMEOUT_S, ClusterOptions, Json, Timeout, ask, connecting, fail_usage
 from ..group import Group
 from ..output import say, to_json
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
 cursor_app = typer.Typer(
     name="cursor", cls=Group, help="Show, set and delete the positions of consumers.", no_args_is_help=True
 )
-
-MAX_SHARDS = 65_536
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The cursor's name; a share's is as mail/2-4.")]
 
@@ -54,14 +53,11 @@ def show_cursor(
 def set_cursor(
     cluster: ClusterOptions,
     name: Name,
-    index: Annotated[int, typer.Argument(metavar="INDEX", min=0, help="Where its consumer is to continue.")],
+    index: Annotated[
+        int, typer.Argument(metavar="INDEX", min=0, max=MAX_NUMBER, help="Where its consumer is to continue.")
+    ],
     rewind: Annotated[bool, typer.Option("--rewind", help="Let it go back.")] = False,
-    hold_bytes: Annotated[
-        int | None,
-        typer.Option(
-            "--hold-bytes", metavar="N", min=0, help="How much of the log it may keep from expiring. Default: as it is."
-        ),
-    ] = None,
+    hold_bytes: HoldBytes = None,
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
@@ -114,7 +110,7 @@ def reshard(
     Stop all workers before. It is refused unless they are level; then it says which one is to read up to where. If it
     was interrupted, run it again.
     """
-    _refuse_empty(name)
+    refuse_share_name(name)
     if shards == new_shards:
         fail_usage(f"{name} has {shards} shares already; SHARDS and NEW are to differ")
     level = ask(cluster, timeout, lambda client: client.cursors.reshard(name, shards, new_shards), writes=True)

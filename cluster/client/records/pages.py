@@ -68,7 +68,7 @@ class RecordsExpired(NotFound):
 class _Elsewhere(NamedTuple):
     """The server to ask for records below `to_index`, which have expired on others; None stands for any server.
 
-    `failed` are those that had them, and then did not give them.
+    `failed` are those that had them, and then did not give them. They are forgotten once the reader gets on.
     """
 
     server: str | None = None
@@ -150,46 +150,55 @@ class RecordPages:
         elsewhere = _Elsewhere()
         while to_index is None or index < to_index:
             asked_at = time.monotonic()
-            page = Page([], index, 0)  # If no server can answer now: one that lags will catch up, or another be found.
-            try:
-                asked = {"from": index, "wait_ms": TAIL_WAIT_MS, **parameters}
-                page = await self._page(index, asked, elsewhere.server)
-            except NotFound as error:
-                if error.type == EXPIRED:
-                    elsewhere = await self._elsewhere(index, error, elsewhere)
-                elif error.type not in AHEAD or time.monotonic() > deadline:
-                    raise
-            except (Unavailable, HistoryChanged):
-                if elsewhere.server is None:
-                    raise
-                elsewhere = elsewhere.without()
-            else:
+            asked = {"from": index, "wait_ms": TAIL_WAIT_MS, **parameters}
+            answer, elsewhere = await self._asked(index, asked, elsewhere, patient=asked_at <= deadline)
+            if answer is not None:
                 deadline = time.monotonic() + timeout_s
-                if elsewhere.server is not None and not index < page.next_index < elsewhere.to_index:
-                    elsewhere = elsewhere.without() if page.next_index == index else _Elsewhere()
+            page = answer or Page([], index, 0)
             yield page
             if page.next_index == index and time.monotonic() - asked_at < TAIL_WAIT_MS / 2000:
                 await asyncio.sleep(PAUSE_S)
             index = page.next_index
 
+    async def _asked(
+        self, index: int, parameters: Mapping[str, int | str], elsewhere: _Elsewhere, *, patient: bool
+    ) -> tuple[Page | None, _Elsewhere]:
+        # A page, None if there is none now, and whom to ask next. A server that lags will catch up: be `patient`.
+        try:
+            page = await self._page(index, parameters, elsewhere.server)
+        except NotFound as error:
+            if error.type == EXPIRED:
+                return None, await self._elsewhere(index, error, elsewhere)
+            if error.type not in AHEAD or not patient:
+                raise
+            return None, elsewhere.without()
+        except (Unavailable, HistoryChanged):
+            if elsewhere.server is None:
+                raise
+            return None, elsewhere.without()
+        if page.next_index == index:
+            return page, elsewhere.without()  # If a server was chosen, it has no more.
+        return page, _Elsewhere() if page.next_index >= elsewhere.to_index else elsewhere
+
     async def _bounds(self, server: str | None = None) -> BoundsDocument:
         return document_of(await self._source.get("/index_bounds", server=server), BoundsDocument)
 
-    async def _elsewhere(self, index: int, expired: NotFound, tried: "_Elsewhere") -> "_Elsewhere":
+    async def _elsewhere(self, index: int, expired: NotFound, tried: _Elsewhere) -> _Elsewhere:
         # A server whose log still has the record; each node expires its log by itself. Raises RecordsExpired.
         servers = [server for server in self._source.servers if server not in tried.failed]
         bounds = await asyncio.gather(*map(self._bounds, servers), return_exceptions=True)
         found = [
-            (each["lowest_index"], server)
+            (each, server)
             for each, server in zip(bounds, servers, strict=True)
             if not isinstance(each, BaseException) and each["lowest_index"] < each["highest_index"]
         ]
         refused = expired.problem.get("lowest_index")
         to_index = refused if isinstance(refused, int) else index + 1
-        lowest_index, server = min(found, default=(to_index, ""))
-        if lowest_index > index:
-            raise RecordsExpired(expired.problem, lowest_index)
-        return _Elsewhere(server, to_index, tried.failed)
+        for each, server in found:
+            if each["lowest_index"] <= index < each["highest_index"]:
+                return _Elsewhere(server, to_index, tried.failed)
+        above = [each["lowest_index"] for each, _ in found if each["lowest_index"] > index]
+        raise RecordsExpired(expired.problem, min([to_index, *above]))
 
     async def _page(self, index: int, parameters: Mapping[str, int | str], server: str | None = None) -> Page:
         # A server's records from `index` on.

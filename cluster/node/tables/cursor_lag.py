@@ -31,6 +31,8 @@ MAX_RUNS = 10_000
 MAX_SHOWN = 100
 """Of how many cursors `/status` and the metrics show the lag: of those that are furthest behind."""
 MAX_ALARMS = 10
+UNMEASURED_BYTES = 1 << 62
+"""The hold of a cursor until it is known what its consumer needs: it does not give way."""
 
 
 class CursorLag(NamedTuple):
@@ -124,9 +126,10 @@ class CursorLags:
 
     async def read(self, name: str, cursor: Cursor) -> CursorRead:
         """Look at a cursor."""
-        while not self._advance(name, cursor):
+        place = self._place(name, cursor)
+        while not self._advance(place, share_of(name)):
             await self._turn()
-        place = self._places[name]
+        self._places[name] = place
         return CursorRead(name, cursor.index, place.at, place.since, place.lost)
 
     def lag_of(self, read: CursorRead, clock: int) -> CursorLag:
@@ -137,15 +140,17 @@ class CursorLags:
         return CursorLag(max(0, self._bounds().highest_index - read.next_index), age_us / MICROSECONDS)
 
     def needed(self) -> list[NeededFrom]:
-        """From where on the consumers of cursors that may hold the log need it, as far as the last look found."""
-        return [NeededFrom(name, self._known(name, cursor), cursor.hold_bytes) for name, cursor in self._holding()]
+        """From where on the consumers of cursors that may hold the log need it, as far as the last look found.
 
-    def _holding(self) -> list[tuple[str, Cursor]]:
-        return self._cursors().holding()
+        A cursor that was not looked at since the node's start, or since it was rewound, holds all from its index on.
+        """
+        return [self._needed_by(name, cursor) for name, cursor in self._cursors().holding()]
 
-    def _known(self, name: str, cursor: Cursor) -> int:
+    def _needed_by(self, name: str, cursor: Cursor) -> NeededFrom:
         place = self._places.get(name)
-        return cursor.index if place is None or not place.index <= cursor.index <= place.at else place.at
+        if place is None or not place.index <= cursor.index <= place.at:
+            return NeededFrom(name, cursor.index, UNMEASURED_BYTES)
+        return NeededFrom(name, place.at, cursor.hold_bytes)
 
     async def look_forever(self) -> None:
         """Look at every cursor, again and again."""
@@ -159,8 +164,9 @@ class CursorLags:
     async def look(self) -> None:
         """Look at every cursor once."""
         looked: list[CursorRead] = []
-        for number, (name, cursor) in enumerate(self._cursors().all(), 1):
-            looked.append(await self.read(name, cursor))
+        for number, (name, _) in enumerate(self._cursors().all(), 1):
+            if (cursor := self._cursors().find(name)) is not None:
+                looked.append(await self.read(name, cursor))
             if number % CURSORS_AT_ONCE == 0:
                 await self._turn()
         known = {read.name for read in looked}
@@ -190,14 +196,17 @@ class CursorLags:
             for read in self._lost
         ]
 
-    def _advance(self, name: str, cursor: Cursor) -> bool:
-        """Search on for the consumer's next record; return False if there is more to search after a turn."""
-        bounds, place = self._bounds(), self._places.get(name)
+    def _place(self, name: str, cursor: Cursor) -> _Place:
+        """What is known of a cursor, as a copy: a search may take turns, and another one may begin meanwhile."""
+        place = self._places.get(name)
         if place is None or not place.index <= cursor.index <= place.at:
-            place = self._places[name] = _Place(cursor.index, cursor.index)
-        if cursor.index > place.index:
-            place.index = cursor.index
-            place.lost = max(0, min(place.lost, bounds.lowest_index - cursor.index))
+            return _Place(cursor.index, cursor.index)
+        lost = max(0, min(place.lost, self._bounds().lowest_index - cursor.index))
+        return _Place(cursor.index, place.at, place.since, lost)
+
+    def _advance(self, place: _Place, share: tuple[int, int]) -> bool:
+        """Search on for the consumer's next record; return False if there is more to search after a turn."""
+        bounds = self._bounds()
         place.at = self._runs.end_of(place.at) if place.since is None else place.at
         if place.at < bounds.lowest_index:
             place.lost += bounds.lowest_index - place.at
@@ -205,7 +214,7 @@ class CursorLags:
         if place.since:
             return True
         try:
-            return self._search(place, share_of(name), bounds.highest_index)
+            return self._search(place, share, bounds.highest_index)
         except LogError:  # It may be for the consumer.
             place.since = 0
             return True
