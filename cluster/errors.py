@@ -201,22 +201,22 @@ class CursorUnknown(ClusterError):
 class CursorRefused(ClusterError):
     """The cursor was left as it is, at `current`; `code` says why. `current` is None if it is not there."""
 
-    def __init__(self, name: str, code: str, wanted: int, current: int | None) -> None:
-        super().__init__(f"{code}: {_cursor_reason(_shown(name), code, wanted, current)}")
+    def __init__(self, name: str, code: str, wanted: int, current: int | None, end: int) -> None:
+        super().__init__(f"{code}: {_cursor_reason(_shown(name), code, wanted, current, end)}")
         self.name = name
         self.code = code
         self.current = current
 
 
-def _cursor_reason(name: str, code: str, wanted: int, current: int | None) -> str:
+def _cursor_reason(name: str, code: str, wanted: int, current: int | None, end: int) -> str:
     match code:
         case "CURSOR_BACK":
-            return f"the cursor {name} is at {current}, and goes back to {wanted} only with rewind"
+            return f"the cursor {name} is at {current}, and goes back to {wanted} only with rewind (--rewind)"
         case "CURSOR_BEYOND":
-            return f"index {wanted} is beyond the end of the log"
+            return f"index {wanted} is beyond the end of the log, which is {end}"
         case "CURSOR_TAKEN":
             who = f"another consumer took the cursor {name}, an operator moved it, or the cluster was recovered"
-            return f"{who}; it is at {current}"
+            return f"{who}; it is at {current}. Consume again only if no other worker does"
         case "CURSOR_MOVED":
             return f"the cursor {name} is at {current}, and not where it was expected"
         case _:

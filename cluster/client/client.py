@@ -270,6 +270,7 @@ class Client(Admin):
             RecordsLost: records expired before they were read, on all servers that answer.
             HistoryChanged: the cluster was recovered. Consume again: the cursor is where this history has it.
             BadRequest: the name or the start is not valid, or the cursor cannot be created.
+            ReshardRefused: the cursor is not there, and the consumer has cursors of another number of shares.
             ValueError: there is no such share, or the name is that of a share.
             CursorTaken: another consumer took the cursor. Its loss shows at a commit; the consumer itself commits only
                 if it got no record for long.

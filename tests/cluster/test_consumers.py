@@ -74,7 +74,10 @@ async def test_who_consumes_later_fences_who_consumed_before_and_so_does_an_oper
             await client.append(["add", 1])
             following = await anext(later)
             await client.cursors.set("mail", 2, rewind=True)
-            with pytest.raises(CursorTaken, match="an operator moved it, or the cluster was recovered; it is at 2"):
+            with pytest.raises(
+                CursorTaken,
+                match=r"it is at 2\. Consume again",
+            ):
                 await following.commit()
         async with aclosing(client.consume("mail")) as batches:
             batch = await anext(batches)
@@ -134,7 +137,8 @@ async def test_an_interrupted_change_of_shares_is_continued(tmp_path: Path) -> N
         level = max([row["index"] async for row in client.cursors.all("mail")])
         for shard in range(3):
             await client.cursors.set(f"mail/{shard}-3", level)
-        await client.cursors.set("mail/0-2", level)
+        for shard in range(2):
+            await client.cursors.set(f"mail/{shard}-2", level)
         await client.cursors.delete("mail/0-2")
         assert await client.cursors.reshard("mail", 2, 3) == level
         assert [row["name"] async for row in client.cursors.all()] == [f"mail/{shard}-3" for shard in range(3)]
@@ -328,6 +332,25 @@ async def test_one_worker_becomes_many_and_many_become_one(tmp_path: Path) -> No
         for name in ("", ".", "..", "./."):
             with pytest.raises(BadRequest, match="is not the name of a cursor"):
                 await client.cursors.get(name)
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_was_not_told_of_a_change_of_shares_does_not_begin_anew(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1) as cluster, connected(cluster) as client:
+        await client.append_batch([["add", 1]] * 10)
+        await client.cursors.set("mail/other", 0)
+        for shard in range(2):
+            await indices(client, "mail", shard=(shard, 2))
+        level = await client.cursors.reshard("mail", 2, 4)
+        for shares in (1, 2, 3):
+            with pytest.raises(ReshardRefused, match=f"but mail/0-4: .* `quire cursor reshard mail 4 {shares}`"):
+                await indices(client, "mail", shard=(0, shares))
+        await indices(client, "lone")
+        with pytest.raises(ReshardRefused, match=r"but lone: consume as one of 1, .* `quire cursor reshard lone 1 4`"):
+            await indices(client, "lone", shard=(0, 4))
+        await client.cursors.set("mail/0-2", level + 1)
+        with pytest.raises(ReshardRefused, match="mail has 4 shares already; mail/0-2 is none of them"):
+            await client.cursors.reshard("mail", 2, 4)
 
 
 @pytest.mark.asyncio

@@ -223,7 +223,7 @@ def test_a_second_consumer_of_the_same_name_ends_the_first(cluster: Cluster) -> 
             assert first.returncode == Exit.FAILED
             assert re.fullmatch(
                 "quire: another consumer took the cursor 'taken', an operator moved it, or the cluster was "
-                r"recovered; it is at \d+\n",
+                r"recovered; it is at \d+\. Consume again only if no other worker does\n",
                 said,
             ), said
             second.send_signal(signal.SIGTERM)

@@ -89,7 +89,7 @@ async def batches(
 ) -> AsyncGenerator[Batch, None]:
     """As `Client.consume`; `pages_of` gives this consumer the records of a history of the cluster."""
     cursor, token = share_name(name, shard), os.urandom(16)
-    index, history = await cursors.take(cursor, start, token, hold_bytes)
+    index, history = await cursors.take(name, shard, start, token, hold_bytes)
     pages, progress, lost = pages_of(history), _Progress(cursor, token, index, index), 0
     parameters = {} if shard is None else {"shard": f"{shard[0]}/{shard[1]}"}
     while until is None or index < until:

@@ -16,7 +16,7 @@ CURSOR_UNKNOWN = "urn:quire:problem:cursor-unknown"
 CURSOR_REFUSED = "urn:quire:problem:cursor-refused"
 TAKEN, BACK = "CURSOR_TAKEN", "CURSOR_BACK"
 MAX_SHARDS = 65_536
-_SHARE = re.compile(r".+/[0-9]+-[0-9]+", re.DOTALL)
+_SHARE = re.compile(r"[0-9]+-[0-9]+")
 
 Start = int | str
 """Where a new cursor begins: `first`, the first record of the log; `end`, after its last one; or an index."""
@@ -125,7 +125,12 @@ class Cursors:
         if not left or shards == new_shards:
             raise ReshardRefused(f"{name} has no cursors of {shards} shares that could become {new_shards}")
         level = max(row["index"] for row in left)
-        if len(left) == shards or len(begun) < new_shards:  # Otherwise only the deletions were interrupted.
+        only_deletions_left = len(left) < shards and len(begun) == new_shards
+        if only_deletions_left and (any(row["token"] for row in left) or min(row["index"] for row in begun) < level):
+            raise ReshardRefused(
+                f"{name} has {new_shards} shares already; {left[0]['name']} is none of them: delete it"
+            )
+        if not only_deletions_left:
             _refuse_uneven(name, left, [each for each in former if each not in rows], level)
             if any(row["index"] != level for row in begun):
                 raise ReshardRefused(f"{begun[0]['name']} is there already, at {begun[0]['index']}; delete it first")
@@ -138,19 +143,38 @@ class Cursors:
             await self.delete(row["name"])
         return level
 
-    async def take(self, name: str, start: Start, token: bytes, hold_bytes: int | None) -> tuple[int, str | None]:
-        """Take a cursor for a consumer with this new token, or create it at `start`; return its index and history."""
+    async def take(
+        self, name: str, shard: tuple[int, int] | None, start: Start, token: bytes, hold_bytes: int | None
+    ) -> tuple[int, str | None]:
+        """Take a consumer's cursor with this new token, or create it at `start`; return its index and history.
+
+        Raises:
+            ReshardRefused: it is not there, and the consumer has cursors of another number of shares.
+        """
+        cursor = share_name(name, shard)
         if not (start in ("first", "end") or (isinstance(start, int) and 0 <= start < 1 << 64)):
             raise ValueError(f"a new cursor begins at first, end or an index, not at {start!r}")
         try:
-            index = (await self.get(name))["index"]
+            index = (await self.get(cursor))["index"]
         except NotFound as error:
             if error.type != CURSOR_UNKNOWN:
                 raise
+            await self._refuse_other_shares(name, cursor)
             index = await self._index_of(start)
         document = {"index": index, "take": True, "token": token.hex(), "hold_bytes": hold_bytes}
-        reply = await self._put(name, document)
+        reply = await self._put(cursor, document)
         return document_of(reply, _Placed)["index"], reply.headers.get("Quire-History")
+
+    async def _refuse_other_shares(self, name: str, cursor: str) -> None:
+        # A worker that was not told of a change of shares would begin anew, and do all that was done again.
+        shards = _shards_of(name, cursor)
+        async for row in self.all(name):
+            found = _shards_of(name, row["name"])
+            if found not in (None, shards):
+                raise ReshardRefused(
+                    f"there is no cursor {cursor}, but {row['name']}: consume as one of {found}, or change their "
+                    f"number with `quire cursor reshard {name} {found} {shards}`"
+                )
 
     async def commit(self, name: str, index: int, token: bytes) -> None:
         """Commit a consumer's index; it is on a majority's disks.
@@ -244,7 +268,7 @@ def share_name(name: str, shard: tuple[int, int] | None) -> str:
     Raises:
         ValueError: there is no such share, or the name is that of a share itself.
     """
-    if _SHARE.fullmatch(name):
+    if "/" in name and _SHARE.fullmatch(name.rpartition("/")[2]):
         raise ValueError(f"{name!r} is the name of a share's cursor: consume as in name='mail', shard=(2, 4)")
     if shard is None or shard == (0, 1):
         return name
@@ -252,6 +276,14 @@ def share_name(name: str, shard: tuple[int, int] | None) -> str:
     if not 0 <= number < shards <= MAX_SHARDS:
         raise ValueError(f"a share is (i, n) with i below n, and n at most {MAX_SHARDS}, not ({number}, {shards})")
     return f"{name}/{number}-{shards}"
+
+
+def _shards_of(name: str, cursor: str) -> int | None:
+    """Of how many shares of a consumer this is a cursor: 1 for its own name, None if it is another consumer's."""
+    if cursor == name:
+        return 1
+    share = cursor.removeprefix(f"{name}/")
+    return int(share.rpartition("-")[2]) if share != cursor and _SHARE.fullmatch(share) else None
 
 
 def _refuse_uneven(name: str, left: Sequence[CursorRow], missing: Sequence[str], level: int) -> None:

@@ -27,11 +27,18 @@ from .reads import TableReads
 MAX_WAITING_ROWS = 10_000
 
 
+class _Judged(NamedTuple):
+    """What became of a row, in a record that was the end of the log at `end`."""
+
+    outcome: CursorOutcome
+    end: int
+
+
 class _Waiting(NamedTuple):
     """A row that waits for a record, and its caller."""
 
     row: CursorRow
-    outcome: asyncio.Future[CursorOutcome]
+    judged: asyncio.Future[_Judged]
 
 
 class CursorWrites:
@@ -60,20 +67,20 @@ class CursorWrites:
             self._run = asyncio.create_task(self._write_waiting())
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                outcome = await waiting.outcome
+                judged = await waiting.judged
         except TimeoutError:
             raise OutcomeUnknown(f"no majority acknowledged the cursor within {timeout_ms} ms") from None
-        return _index_of(row.name, row.index, outcome)
+        return _index_of(row.name, row.index, judged)
 
     async def delete(self, name: str, timeout_ms: int) -> int:
         """Forget a cursor within `timeout_ms`; return the index that it had. Raises as `set`."""
         self._refuse()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                [outcome] = await self._write(cursors_record(deleted=[name]))
+                [judged] = await self._write(cursors_record(deleted=[name]))
         except TimeoutError:
             raise OutcomeUnknown(f"no majority acknowledged the deletion within {timeout_ms} ms") from None
-        return _index_of(name, 0, outcome)
+        return _index_of(name, 0, judged)
 
     async def find(self, name: str) -> Cursor:
         """A cursor, linearizable. Raises CursorUnknown, and as `TableReads.read`."""
@@ -97,7 +104,7 @@ class CursorWrites:
         try:
             while self._waiting:
                 taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_CURSOR_ROWS))]
-                wanted = [waiting for waiting in taken if not waiting.outcome.done()]  # The others gave up.
+                wanted = [waiting for waiting in taken if not waiting.judged.done()]  # The others gave up.
                 if wanted:
                     await self._write_rows(wanted)
         finally:
@@ -105,26 +112,27 @@ class CursorWrites:
 
     async def _write_rows(self, wanted: list[_Waiting]) -> None:
         try:
-            outcomes = await self._write(cursors_record(waiting.row for waiting in wanted))
+            found = await self._write(cursors_record(waiting.row for waiting in wanted))
         except ClusterError as error:
             for waiting in wanted:
-                if not waiting.outcome.done():
-                    waiting.outcome.set_exception(error)
+                if not waiting.judged.done():
+                    waiting.judged.set_exception(error)
             return
-        for waiting, outcome in zip(wanted, outcomes, strict=True):
-            if not waiting.outcome.done():
-                waiting.outcome.set_result(outcome)
+        for waiting, judged in zip(wanted, found, strict=True):
+            if not waiting.judged.done():
+                waiting.judged.set_result(judged)
 
-    async def _write(self, record: dict[str, object]) -> list[CursorOutcome]:
+    async def _write(self, record: dict[str, object]) -> list[_Judged]:
         """Raises as `Writing.write`."""
         waiter = FutureWaiter(applied=True)
         reply = await self._writing.write(Write(encode_system(record), 1, kind=Kind.SYSTEM, owner=waiter))
-        return [CursorOutcome(None, *row) if len(row) == 1 else CursorOutcome(*row) for row in reply.results[0]]
+        outcomes = (CursorOutcome(None, *row) if len(row) == 1 else CursorOutcome(*row) for row in reply.results[0])
+        return [_Judged(outcome, reply.index) for outcome in outcomes]
 
 
-def _index_of(name: str, wanted: int, outcome: CursorOutcome) -> int:
+def _index_of(name: str, wanted: int, judged: _Judged) -> int:
     """The cursor's index after a row that was done. Raises CursorUnknown, CursorRefused, CursorsFull."""
-    code, index = outcome
+    code, index = judged.outcome
     match code:
         case None if index is not None:
             return index
@@ -133,4 +141,4 @@ def _index_of(name: str, wanted: int, outcome: CursorOutcome) -> int:
         case "CURSORS_FULL":
             raise CursorsFull
         case _:
-            raise CursorRefused(name, str(code), wanted, index)
+            raise CursorRefused(name, str(code), wanted, index, judged.end)
