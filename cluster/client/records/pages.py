@@ -144,7 +144,7 @@ class RecordPages:
     ) -> AsyncGenerator[Page, None]:
         """The pages from an index on, up to `to_index` or without end; a page may be empty. Raises as `tail`."""
         if to_index is not None:
-            parameters = {**parameters, "to": to_index}
+            parameters = {"to": to_index, **parameters}
         timeout_s = self._source.timeout_s
         deadline = time.monotonic() + timeout_s
         elsewhere = _Elsewhere()
