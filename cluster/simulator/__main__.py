@@ -45,8 +45,8 @@ def outcome_of(seed: int) -> Outcome:
 
 
 def outcome_with_stranger(seed: int) -> Outcome:
-    """Run the history of a seed, with a stranger in it."""
-    return run(plan_with_stranger(seed))
+    """Run the history of a seed, with a stranger in it. Consumers would add nothing: no rule about them is a peer's."""
+    return run(plan_with_stranger(seed).without_consumers())
 
 
 @dataclass

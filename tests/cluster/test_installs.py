@@ -318,7 +318,7 @@ async def test_a_follower_that_lags_is_kept_its_log_up_to_its_bytes(tmp_path: Pa
 @pytest.mark.parametrize(
     ("fails", "error"),
     [
-        ("quire.sm.snapshots.part.restore_content", SnapshotDamaged(snapshot="x", reason="says the test")),
+        ("quire.sm.applier.restore_content", SnapshotDamaged(snapshot="x", reason="says the test")),
         ("tests.cluster.machines.Notes.restore", KeyError("says the test")),
     ],
 )
