@@ -27,9 +27,9 @@ import json, sys
 with open(sys.argv[1], "a") as file:
     print(json.loads(sys.stdin.readline())["index"], file=file)
 """
-# The same; but the record at one index waits for a file, or until it is ended, which it writes down.
+# The same; but the record at one index waits, unless a file is there, until it is ended, which it writes down.
 WAITS = """
-import json, pathlib, signal, sys, time
+import json, pathlib, signal, sys
 out, waiting, go = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
 def note(what):
     with open(out, "a") as file:
@@ -39,15 +39,14 @@ def ended(number, frame):
     sys.exit(1)
 signal.signal(signal.SIGTERM, ended)
 index = json.loads(sys.stdin.readline())["index"]
-if index == waiting:
+if index == waiting and not go.exists():
     note("waits")
-    while not go.exists():
-        time.sleep(0.01)
+    signal.pause()
 note(index)
 """
 # Never ends; nor does its child, which ignores SIGTERM. It writes down both process ids.
 STAYS = """
-import os, signal, sys, time
+import os, signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = os.fork()
 if child:
@@ -56,7 +55,7 @@ if child:
     print("still working", file=sys.stderr, flush=True)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 while True:
-    time.sleep(1)
+    signal.pause()
 """
 
 

@@ -13,11 +13,10 @@ from tests.processes.cluster import QUIRE, Cluster, Clusters, environment, run_q
 
 # What `--exec` runs: it asks the test to restart the node, since the node's process is the test's.
 ASKS = """
-import pathlib, sys, time
-asked, done = (pathlib.Path(sys.argv[1], sys.argv[2] + end) for end in (".asked", ".done"))
-asked.touch()
-while not done.exists():
-    time.sleep(0.02)
+import os, pathlib, sys
+asked = pathlib.Path(sys.argv[1], sys.argv[2] + ".asked")
+os.mkfifo(asked)
+asked.read_text()  # Waits for the test to write.
 """
 
 
@@ -70,13 +69,16 @@ def rolled(cluster: Cluster, folder: Path) -> str:
     for node in cluster:
         node.may_end = True  # While it is restarted; whether it came back the command itself looks at.
 
+    answered: set[str] = set()
+
     def restarted() -> bool:
         for node in cluster:
-            asked, done = folder / f"{node.node_id}.asked", folder / f"{node.node_id}.done"
-            if asked.exists() and not done.exists():
+            asked = folder / f"{node.node_id}.asked"
+            if asked.exists() and node.node_id not in answered:
                 assert node.stop() == 0, node.last_words()
                 node.start()
-                done.touch()
+                answered.add(node.node_id)
+                asked.write_text("done")
         return roll.poll() is not None
 
     cluster.wait_until("all are restarted", restarted, 120)
