@@ -14,7 +14,7 @@ from aiohttp import ClientSession, DummyCookieJar, TCPConnector
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.http.admission.admission import ADMISSION
 from quire.cluster.http.api import API
-from quire.log import CONSUMERS
+from quire.log import CONSUMERS, FEATURES
 from quire.log.segment.write_segment import RECENT_BYTES
 from tests.cluster import conditions
 from tests.cluster.hop import cluster_with_hop
@@ -44,6 +44,15 @@ async def plain(folder: Path) -> AsyncGenerator[RunningCluster, None]:
 async def log(folder: Path) -> AsyncGenerator[RunningCluster, None]:
     async with running_cluster(folder, machine="log", election_timeout_ms=PATIENT_MS) as cluster:
         yield cluster
+
+
+@asynccontextmanager
+async def older(folder: Path) -> AsyncGenerator[RunningCluster, None]:
+    """The log does not use cursors: the nodes have a version without them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("quire.cluster.node.components.FEATURES", FEATURES - {CONSUMERS})
+        async with running_cluster(folder, election_timeout_ms=PATIENT_MS) as cluster:
+            yield cluster
 
 
 @asynccontextmanager
@@ -122,7 +131,7 @@ async def rotten(folder: Path) -> AsyncGenerator[RunningCluster, None]:
         yield cluster
 
 
-WORLDS = {world.__name__: world for world in (plain, log, moody, failed, headless, cut, alone, forming, rotten)}
+WORLDS = {world.__name__: world for world in (plain, log, older, moody, failed, headless, cut, alone, forming, rotten)}
 
 
 class Worlds:
@@ -153,9 +162,11 @@ async def nothing(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, No
     yield {}
 
 
-async def _done(cluster: RunningCluster, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Reply:
+async def _done(
+    cluster: RunningCluster, path: str, body: bytes, headers: Mapping[str, str] | None = None, method: str = "POST"
+) -> Reply:
     """The answer to a write that may be repeated, as it is if a busy machine took longer than the deadline."""
-    while (reply := await cluster.ask("n1", "POST", path, body, JSON, headers)).status == 504:
+    while (reply := await cluster.ask("n1", method, path, body, JSON, headers)).status == 504:
         pass
     assert reply.status == 200, reply
     return reply
@@ -172,8 +183,7 @@ async def a_session(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, 
 @asynccontextmanager
 async def a_cursor(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
     """A cursor at the log's first record."""
-    done = await cluster.ask("n1", "PUT", "/cursors/mail", b'{"index": 0, "rewind": true}', JSON)
-    assert done.status == 200, done
+    await _done(cluster, "/cursors/mail", b'{"index": 0, "rewind": true}', method="PUT")
     yield {"name": "mail"}
 
 
@@ -187,16 +197,6 @@ async def no_room_for_cursors(cluster: RunningCluster, at: str) -> AsyncGenerato
         for node_id, running in cluster.nodes.items():
             while applied_index(running.node) < end:
                 await cluster.ask(node_id, "GET", "/healthz")
-
-
-@asynccontextmanager
-async def an_older_member(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
-    """The log does not use cursors: a member has a version without them."""
-    with pytest.MonkeyPatch.context() as patch:
-        for running in cluster.nodes.values():
-            applier = running.node.components.applying.applier
-            patch.setattr(applier, "features", applier.features - {CONSUMERS})
-        yield {"name": "mail"}
 
 
 @asynccontextmanager
