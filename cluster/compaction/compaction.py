@@ -49,9 +49,9 @@ class Compaction:
         session: ClientSession,
         config: ServeConfig,
         failed: Callable[[Exception], None],
-        needed: Callable[[], Sequence[Needed]],
+        needed: Callable[[], Sequence[Needed] | None],
     ) -> None:
-        """`session` is for dialling peers; `needed` are the needs of the cursors that may hold the log."""
+        """`session` is for dialling peers; `needed` is as in `Retention`."""
         trust, me = replica.network.trust, replica.network.me
         self.store = store
         self.snapshotting = Snapshotting(

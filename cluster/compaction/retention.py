@@ -86,12 +86,12 @@ class Retention:
         remove: Callable[[Callable[[], Expiry | None]], None],
         manifests: Callable[[], list[Manifest]],
         limits: Limits,
-        needed: Callable[[], Sequence[Needed]] = tuple,
+        needed: Callable[[], Sequence[Needed] | None] = tuple,
         clock: Callable[[], int] = wall_clock,
         now: Callable[[], int] = time_since_boot,
     ) -> None:
         """`positions` are what others reported to this leader, by node id; `remove` is as `Driver.expire`.
-        `needed` are the needs of the cursors that may hold the log.
+        `needed` are the needs of the cursors that may hold the log; None while these are not known.
 
         `clock` is the wall clock, `now` the time since boot; both in microseconds.
         """
@@ -146,9 +146,13 @@ class Retention:
 
     def _of_cursors(self) -> list[Hold]:
         """The lowest hold of a cursor. One that needs too much has no hold until its consumer gets on."""
+        needed = self._needed()
+        if needed is None:
+            why = "this node has not replayed its log, so it does not know yet what cursors hold"
+            return [Hold("cursor", self._log.bounds.lowest_index, why)]
         former, self._gave_way = self._gave_way, {}
         holds: list[Hold] = []
-        for each in sorted(self._needed(), key=lambda needed: needed.index):
+        for each in sorted(needed, key=lambda needed: needed.index):
             needs = each.index, each.hold_bytes
             # What lies above an index only grows, so it need not be measured again; nor above one that fits.
             if former.get(each.name) == needs or (not holds and self._bytes_from(each.index) > each.hold_bytes):

@@ -268,7 +268,7 @@ class Components:
         factories = Factories(partial(genesis.new_machine, resources.machine_type), genesis.new_sessions)
         after_install = AfterInstall(applying, pending, node.digests)
         session, store = resources.http, data_dir.snapshots
-        cursor_lags = CursorLags(log, lambda: reading.bounds, lambda: applying.applier.cursors)
+        cursor_lags = CursorLags(log, lambda: reading.bounds, lambda: applying.applier)
         compaction = Compaction(
             store, disk, replica, after_install, factories, session, config, health.failed, cursor_lags.needed
         )

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -56,6 +57,8 @@ class Servers:
         if index < one.lowest:
             kind = "urn:quire:problem:expired"
             raise NotFound({"status": 410, "type": kind, "detail": "expired", "lowest_index": one.lowest})
+        if index > one.highest:
+            raise NotFound({"status": 404, "type": "urn:quire:problem:out-of-bounds", "detail": "not yet"})
         end = min(index + 10, one.highest)
         headers = {"Quire-Next-Index": str(end), "Quire-History": one.history, "Quire-Lowest-Index": str(one.lowest)}
         return _reply([_line(at, one.history) for at in range(index, end)], headers)
@@ -133,3 +136,19 @@ async def test_the_lowest_index_of_all_that_answer_is_told_if_none_has_the_recor
     with pytest.raises(RecordsExpired) as expired:
         await read(servers, 20, 100)
     assert expired.value.lowest_index == 30
+
+
+@pytest.mark.asyncio
+async def test_the_time_that_a_caller_takes_for_a_page_is_no_time_without_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr("quire.cluster.client.records.pages.time", SimpleNamespace(monotonic=lambda: now_s))
+    servers, found = Servers({"n1": Server(0, 30)}), list[int]()
+    async with asyncio.timeout(DEADLINE_S), aclosing(RecordPages(servers).follow(0, 50, {})) as followed:
+        async for page in followed:
+            found += [record.index for record in page.records]
+            now_s += 10 * servers.timeout_s
+            # Then it begins anew without its newest records, and has them again after one more question.
+            servers.all["n1"].highest = 10 if page.records and page.next_index == 20 else 50
+    assert found == list(range(50))

@@ -16,9 +16,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from ..connection import Run
-from ..errors import RecordsLost
+from ..errors import NotFound, RecordsLost, Unavailable
 from .cursors import Cursors, Start, share_name
-from .pages import Page, Record, RecordPages, RecordsExpired
+from .pages import AHEAD, Page, Record, RecordPages, RecordsExpired
 
 IDLE_RECORDS = 100_000
 
@@ -98,10 +98,10 @@ async def batches(
                 async for page in followed:
                     index = page.next_index
                     if page.records:
-                        progress.delivered = index
+                        progress.delivered = page.records[-1].index + 1  # The rest of the page is not for it.
                         yield Batch(page.records, index, lost, cursors, progress)
                         lost = 0
-                    elif progress.is_left_behind(page):
+                    elif not lost and progress.is_left_behind(page):  # A loss is told first.
                         await _commit(cursors, progress, index)
         except RecordsExpired as expired:
             if (further := await _without_records(cursors, progress, index)) > index:
@@ -110,6 +110,10 @@ async def batches(
             if not skip_lost:
                 raise RecordsLost(cursor, index, expired.lowest_index) from None
             lost, index = lost + expired.lowest_index - index, expired.lowest_index
+        except NotFound as error:
+            if error.type not in AHEAD:
+                raise
+            raise Unavailable(f"no server has the log up to index {index} yet: {error}") from error
 
 
 async def _without_records(cursors: Cursors, progress: _Progress, index: int) -> int:

@@ -152,10 +152,12 @@ class RecordPages:
             asked_at = time.monotonic()
             asked = {"from": index, "wait_ms": TAIL_WAIT_MS, **parameters}
             answer, elsewhere = await self._asked(index, asked, elsewhere, patient=asked_at <= deadline)
-            if answer is not None:
-                deadline = time.monotonic() + timeout_s
+            answered_at = time.monotonic()
             page = answer or Page([], index, 0)
             yield page
+            # What the caller takes to work through a page is no time in which a server could have answered.
+            left_s = timeout_s if answer is not None else deadline - answered_at
+            deadline = time.monotonic() + left_s
             if page.next_index == index and time.monotonic() - asked_at < TAIL_WAIT_MS / 2000:
                 await asyncio.sleep(PAUSE_S)
             index = page.next_index

@@ -7,10 +7,12 @@ these to the end, in indices, which is an upper bound, and the age of that recor
 To find that record, frame headers are read from the cursor's index on. A share of n has a record in any n indices that
 are not of system records, and runs of system records are remembered for all cursors together, so the search is short. A
 node looks at all cursors again and again, for `/status`, metrics and alarms, with turns for the loop in between
-(`look_forever`). Whoever may not wait, such as expiry, gets what the last look found, and no header is read for it.
+(`look_forever`). Whoever may not wait, such as expiry, gets what the last look found, and a short look at those that
+have moved on since.
 """
 
 import asyncio
+import heapq
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
@@ -19,7 +21,7 @@ from typing import NamedTuple
 
 from quire.log import Bounds, FrameHeader, Kind, Log, LogError
 from quire.replication.lag import MICROSECONDS
-from quire.sm import Cursor, Cursors, share_of
+from quire.sm import Applier, Cursor, Cursors, share_of
 
 LOOK_S = 1.0
 IDLE_SHARE = 10  # Between two looks, at least so many times as long as the last one took.
@@ -32,7 +34,7 @@ MAX_SHOWN = 100
 """Of how many cursors `/status` and the metrics show the lag: of those that are furthest behind."""
 MAX_ALARMS = 10
 UNMEASURED_BYTES = 1 << 62
-"""The hold of a cursor until it is known what its consumer needs: it does not give way."""
+"""The hold of a cursor while no record is known that its consumer needs: it does not give way."""
 
 
 class CursorLag(NamedTuple):
@@ -108,11 +110,13 @@ class _SystemRuns:
 class CursorLags:
     """The lag of each cursor on one node. One event loop."""
 
-    def __init__(self, log: Log, bounds: Callable[[], Bounds], cursors: Callable[[], Cursors]) -> None:
+    def __init__(self, log: Log, bounds: Callable[[], Bounds], applier: Callable[[], Applier]) -> None:
         """`bounds` are those of the visible records."""
         self._log = log
         self._bounds = bounds
-        self._cursors = cursors
+        self._applier = applier
+        self._replayed_at = log.bounds.highest_index
+        """Once all below is applied, the table of cursors has what was in the log when this node started."""
         self._places: dict[str, _Place] = {}
         self._runs = _SystemRuns()
         self._recent: dict[int, FrameHeader] = {}
@@ -120,9 +124,13 @@ class CursorLags:
         self._shown: list[CursorRead] = []
         self._lost: list[CursorRead] = []
 
+    @property
+    def _cursors(self) -> Cursors:
+        return self._applier().cursors
+
     def __len__(self) -> int:
         """How many cursors there are."""
-        return len(self._cursors())
+        return len(self._cursors)
 
     async def read(self, name: str, cursor: Cursor) -> CursorRead:
         """Look at a cursor."""
@@ -139,18 +147,37 @@ class CursorLags:
         age_us = max(0, clock - read.since) if read.since else 0
         return CursorLag(max(0, self._bounds().highest_index - read.next_index), age_us / MICROSECONDS)
 
-    def needed(self) -> list[NeededFrom]:
-        """From where on the consumers of cursors that may hold the log need it, as far as the last look found.
+    def needed(self) -> list[NeededFrom] | None:
+        """From where on the consumers of cursors that may hold the log need it; None if the cursors are not known yet.
 
-        A cursor that was not looked at since the node's start, or since it was rewound, holds all from its index on.
+        That is so until this node has replayed its log: a hold may be in a record that is not applied.
+
+        Most are as the last look found. The lowest of those that have moved on since are looked at now, if the search
+        is short; the others hold all from where they were on.
         """
-        return [self._needed_by(name, cursor) for name, cursor in self._cursors().holding()]
+        highest = self._bounds().highest_index
+        if self._applier().applied_index < min(self._replayed_at, self._log.bounds.highest_index):
+            return None
+        holding = self._cursors.holding()
+        moved = [(cursor.index, name, cursor) for name, cursor in holding if self._has_moved(name, cursor, highest)]
+        left, self._left = self._left, HEADERS_AT_ONCE
+        for _, name, cursor in heapq.nsmallest(HEADERS_AT_ONCE, moved):
+            place = self._place(name, cursor)
+            if self._advance(place, share_of(name)):
+                self._places[name] = place
+        self._left = left
+        return [self._needed_by(name, cursor) for name, cursor in holding]
+
+    def _has_moved(self, name: str, cursor: Cursor, highest: int) -> bool:
+        """Whether the cursor is not where it was found, or its consumer had read all, and now there is more."""
+        place = self._known(name, cursor)
+        return place is None or (place.since is None and place.at < highest)
 
     def _needed_by(self, name: str, cursor: Cursor) -> NeededFrom:
-        place = self._places.get(name)
-        if place is None or not place.index <= cursor.index <= place.at:
+        place = self._known(name, cursor)
+        if place is None:
             return NeededFrom(name, cursor.index, UNMEASURED_BYTES)
-        return NeededFrom(name, place.at, cursor.hold_bytes)
+        return NeededFrom(name, place.at, UNMEASURED_BYTES if place.since is None else cursor.hold_bytes)
 
     async def look_forever(self) -> None:
         """Look at every cursor, again and again."""
@@ -164,8 +191,8 @@ class CursorLags:
     async def look(self) -> None:
         """Look at every cursor once."""
         looked: list[CursorRead] = []
-        for number, (name, _) in enumerate(self._cursors().all(), 1):
-            if (cursor := self._cursors().find(name)) is not None:
+        for number, (name, _) in enumerate(self._cursors.all(), 1):
+            if (cursor := self._cursors.find(name)) is not None:
                 looked.append(await self.read(name, cursor))
             if number % CURSORS_AT_ONCE == 0:
                 await self._turn()
@@ -180,7 +207,7 @@ class CursorLags:
 
     def shown(self, clock: int) -> list[tuple[CursorRead, CursorLag]]:
         """The cursors that are furthest behind, as of the last look, at most MAX_SHOWN."""
-        cursors = self._cursors()
+        cursors = self._cursors
         return [(read, self.lag_of(read, clock)) for read in self._shown if cursors.find(read.name) is not None]
 
     def behind(self, clock: int) -> list[tuple[CursorRead, CursorLag]]:
@@ -196,10 +223,15 @@ class CursorLags:
             for read in self._lost
         ]
 
+    def _known(self, name: str, cursor: Cursor) -> _Place | None:
+        """What was found of a cursor, unless it has moved beyond that, or back."""
+        place = self._places.get(name)
+        return place if place is not None and place.index <= cursor.index <= place.at else None
+
     def _place(self, name: str, cursor: Cursor) -> _Place:
         """What is known of a cursor, as a copy: a search may take turns, and another one may begin meanwhile."""
-        place = self._places.get(name)
-        if place is None or not place.index <= cursor.index <= place.at:
+        place = self._known(name, cursor)
+        if place is None:
             return _Place(cursor.index, cursor.index)
         lost = max(0, min(place.lost, self._bounds().lowest_index - cursor.index))
         return _Place(cursor.index, place.at, place.since, lost)
