@@ -274,7 +274,7 @@ class Client(Admin):
             ValueError: there is no such share, or the name is that of a share.
             CursorTaken: another consumer took the cursor. Its loss shows at a commit; the consumer itself commits only
                 if it got no record for long.
-            Unavailable, OutcomeUnknown: no server answered within `timeout_s`.
+            Unavailable, OutcomeUnknown: no server that has the log so far answered within `timeout_s`.
         """
         return batches(
             partial(RecordPages, self._connection),
