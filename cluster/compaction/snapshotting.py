@@ -210,6 +210,12 @@ class Snapshotting:
 
     async def _finish(self, child: Child, index: int) -> Manifest:
         try:
+            return await self._complete(child, index)
+        finally:  # Before the task ends: `take` would wait for one that has ended again and again, without a turn.
+            self._taking = self._taking_index = None
+
+    async def _complete(self, child: Child, index: int) -> Manifest:
+        try:
             await child.report(self.patience)
             manifest = await in_thread(self._store.complete, index)
             await in_thread(self._store.retain, list(self._pinned()))
@@ -226,7 +232,6 @@ class Snapshotting:
         return manifest
 
     def _ended(self, taking: asyncio.Task[Manifest]) -> None:
-        self._taking = self._taking_index = None
         if not taking.cancelled() and (error := taking.exception()) and not isinstance(error, Failure):
             self.failure, self._failed_at = f"a fault of this program: {error!r}", time.monotonic()
             journal.error("no snapshot was taken", exc_info=error)

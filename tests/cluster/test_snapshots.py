@@ -13,10 +13,10 @@ import orjson
 import pytest
 
 from quire.cluster.compaction import snapshotting
-from quire.cluster.compaction.forked import Child, ChildFailed, Patience
+from quire.cluster.compaction.forked import Child, ChildFailed, Patience, in_thread
 from quire.cluster.node.views.status import node_status
 from quire.log import DiskFull
-from quire.sm import snapshot_name
+from quire.sm import Manifest, snapshot_name
 from tests.cluster.running import RunningCluster, applied_index, running_cluster
 
 RECORDS, BATCH = 50, 20
@@ -163,6 +163,40 @@ async def test_who_asks_twice_gets_the_same_snapshot_and_no_second_one(tmp_path:
         answers = await asyncio.gather(*(cluster.ask("n1", "POST", "/admin/snapshot") for _ in range(3)))
         assert len({answer.document["index"] for answer in answers}) == 1
         assert len(snapshots(cluster, "n1")["kept"]) == 1
+
+
+@pytest.mark.asyncio
+async def test_who_asks_for_more_in_the_turn_in_which_a_snapshot_ends_gets_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_cluster(tmp_path, 1, snapshot_records=0, snapshot_log_bytes=0) as cluster:
+        taking = cluster.nodes["n1"].node.components.compaction.snapshotting
+        further, late = asyncio.Event(), list[asyncio.Task[Manifest]]()
+        shield = asyncio.shield
+
+        async def later(block: Callable[..., Any], *given: object) -> Any:
+            await further.wait()
+            return await in_thread(block, *given)
+
+        def ending() -> None:
+            """Called when the first one is complete; what begins here runs before the callbacks of its task."""
+            if not late:
+                late.append(asyncio.create_task(taking.take()))
+
+        def waited_for(task: asyncio.Future[Manifest]) -> asyncio.Future[Manifest]:
+            assert not task.done(), "to wait for it again and again gives no other task a turn"
+            return shield(task)
+
+        monkeypatch.setattr("quire.cluster.compaction.snapshotting.in_thread", later)
+        monkeypatch.setattr(taking, "_log_damaged", ending)
+        monkeypatch.setattr(asyncio, "shield", waited_for)
+        first = asyncio.create_task(taking.take())
+        await until(cluster, lambda: not is_idle(cluster, "n1"))
+        await cluster.commands("n1", ["add", 1])
+        further.set()
+        async with asyncio.timeout(DEADLINE_S):
+            taken = (await first).index
+            assert (await late[0]).index > taken
 
 
 @pytest.mark.asyncio
