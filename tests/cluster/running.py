@@ -127,10 +127,14 @@ class RunningCluster:
         Between two restarts of a rolling one, too: without it the leader may be left without a majority for a moment,
         and a write that falls into it ends, rightly, as *outcome unknown*.
         """
-        async with asyncio.timeout(START_TIMEOUT_S):
-            while any(not_ready_reasons(running.node) for running in self.nodes.values()):
-                node_id = next(iter(self.nodes))
-                await self.ask(node_id, "GET", "/healthz")
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while any(not_ready_reasons(running.node) for running in self.nodes.values()):
+                    node_id = next(iter(self.nodes))
+                    await self.ask(node_id, "GET", "/healthz")
+        except TimeoutError:
+            why = {node_id: not_ready_reasons(running.node) for node_id, running in self.nodes.items()}
+            raise TimeoutError(f"not ready within {START_TIMEOUT_S:g} s: {why}") from None
 
     async def commands(self, node_id: str, *commands: Any) -> Any:
         """The document that answers a batch of commands."""
