@@ -102,6 +102,7 @@ def test_a_backup_that_is_killed_or_fails_at_any_change_is_continued(
         assert restored(store, tmp_path / f"r{number}", Point(index=at)) == expected(raw, at)
 
 
+@pytest.mark.slow
 def test_a_restored_cluster_is_backed_up_elsewhere_and_restored_to_both_of_its_histories(tmp_path: Path) -> None:
     store, later = FolderStore(tmp_path / "b"), FolderStore(tmp_path / "later")
     alone = Cluster(tmp_path / "alone", ("n1",), flags=MACHINE)

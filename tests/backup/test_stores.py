@@ -290,6 +290,7 @@ def test_a_bucket_that_is_not_there_is_said(gateway: Gateway, call: Call) -> Non
         call(open_store("s3://elsewhere/x", gateway.options, QUICK))
 
 
+@pytest.mark.slow
 def test_without_credentials_the_wait_for_the_machine_s_own_is_short_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(variable)
@@ -299,6 +300,7 @@ def test_without_credentials_the_wait_for_the_machine_s_own_is_short_and_said(mo
             open_store("s3://b/x", options, HASTY).get("frames/a")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_a_gateway_that_accepts_and_says_nothing_is_given_up(call: Call) -> None:
     with (

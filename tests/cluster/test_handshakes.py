@@ -417,6 +417,7 @@ def test_a_handshake_that_fails_is_one_line_in_the_journal_and_nothing_is_served
     run(test(), new_loop)
 
 
+@pytest.mark.slow
 def test_connections_that_fail_or_end_leave_nothing_to_the_garbage_collector(
     authority: Issuer, foreign: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -306,6 +306,7 @@ def test_a_blob_that_is_cut_off_while_it_is_read_is_out_of_bounds_and_no_rot() -
         list(stream)
 
 
+@pytest.mark.slow
 def test_recovery_finds_a_blob_larger_than_any_chunk_and_cuts_one_that_is_torn() -> None:
     for torn in (False, True):
         disk = Disk()

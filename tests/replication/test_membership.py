@@ -359,6 +359,7 @@ def test_a_lost_disk_is_replaced_only_when_its_time_is_up_and_its_node_is_level(
     assert [(gone.node_id, gone.disk_id) for gone in leader.state.members.removed] == [("n3", old)]
 
 
+@pytest.mark.slow
 def test_a_lost_disk_is_not_replaced_without_the_setting_nor_while_another_voter_is_away() -> None:
     world = led("n1", "n2", "n3")
     world["n3"].crash()
@@ -378,6 +379,7 @@ def test_a_lost_disk_is_not_replaced_without_the_setting_nor_while_another_voter
     world.run_until(lambda: world["n1"].state.members.is_voter("n3", world["n3"].disk_id))
 
 
+@pytest.mark.slow
 def test_a_disk_of_one_node_is_replaced_at_most_once_a_day() -> None:
     world = with_auto_replacement()
     leader, node = world["n1"], world["n3"]

@@ -59,6 +59,7 @@ def test_a_survivor_is_recovered_and_the_others_join_it() -> None:
     raise AssertionError("no history was recovered")
 
 
+@pytest.mark.slow
 def test_a_backup_is_restored_beside_the_members_and_neither_notices_the_other() -> None:
     restored = 0
     for seed in (seed for seed in range(SEEDS) if plan_of(seed).restores):
