@@ -47,7 +47,8 @@ class ReplicaOptions:
     max_frame_bytes: int
     secrets: tuple[bytes, ...] = ()  # The peer secrets: this node proves the first and accepts all.
     certificates: Certificates | None = None  # By which nodes prove who they are.
-    code: bytes = UNKNOWN_CODE  # The fingerprint of the machine's code, for the hello.
+    code: bytes = UNKNOWN_CODE  # The fingerprint of the machine's code, for the hello,
+    accepted_codes: frozenset[bytes] = frozenset()  # and those that an operator accepted as equal.
     check_invariants: bool = False  # After each step of the core: for tests.
     links: Mapping[str, str] = field(default_factory=dict)
     seeds: Sequence[str] = ()
@@ -150,6 +151,7 @@ class Replica(Generic[OwnerT]):
 
     def start(self, session: ClientSession, *, nominated: bool) -> None:
         """Dial the peers, apply records known to be committed, and start the clock."""
+        self.driver.step(events.CodeKnown(self._options.code, self._options.accepted_codes))
         self.driver.step(events.Nominated(nominated))
         self.network.start(session)
         self._tasks = [

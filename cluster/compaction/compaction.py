@@ -59,6 +59,7 @@ class Compaction:
             after.applying,
             SnapshotOptions(config.snapshot_records, config.snapshot_log_bytes),
             lambda: min(replica.core.commit_index, disk.log.durable_index),
+            lambda: replica.core.status().may_snapshot,
             lambda: [*_being_installed(replica), *self.server.served, *self.reads.pinned],
             failed,
         )

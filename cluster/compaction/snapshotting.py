@@ -50,17 +50,21 @@ class Snapshotting:
         applying: Applying,
         options: SnapshotOptions,
         limit: Callable[[], int],
+        may_keep: Callable[[], bool],
         pinned: Callable[[], Iterable[int]],
         failed: Callable[[Exception], None],
     ) -> None:
         """`limit` gives the index below which everything is committed and durable here; `pinned`, snapshots to keep.
 
+        `may_keep`: whether a majority runs this node's code, or an operator accepted it. What other code computes must
+        not outlast it: once the node has the right code again, it replays its log from a snapshot of before.
         `failed` is called if a snapshot would hold uncommitted records: the node must stop.
         """
         self._store = store
         self._applying = applying
         self._options = options
         self._limit = limit
+        self._may_keep = may_keep
         self._pinned = pinned
         self._on_broken = failed
         self._log_bytes = 0
@@ -92,7 +96,7 @@ class Snapshotting:
     def at_boundary(self, header: FrameHeader) -> None:
         """A frame was applied: take a snapshot if one is due."""
         self._log_bytes += header.size
-        if self._taking is None and self._is_due(header):
+        if self._taking is None and self._is_due(header) and self._may_keep():
             try:
                 self._begin()
             except SnapshotTooEarly as broken:
@@ -158,6 +162,8 @@ class Snapshotting:
                 return newest
             if (failure := self._applying.applier.failure) is not None:
                 raise StateUnavailable(f"no snapshot can be taken: {failure}")
+            if not self._may_keep():
+                raise StateUnavailable("no snapshot is taken with code that neither a majority runs nor you accepted")
             if self._taking is None:
                 try:
                     await self._applying.at_boundary(lambda _: self._begin_unless_taking(), on_loop=True)

@@ -3,17 +3,22 @@
 Two conditions raise an alarm. First, this node runs code that was not accepted: its file (`data_dir/code.py`) holds the
 code of its first start, or what an operator accepted since. Second, members run different code, according to their
 hellos. An operator who knows that the results are the same accepts all of it with `quire admin accept-code`; a new
-version of the machine starts over. Neither alarm stops a node from serving: a rolling upgrade must not cause an outage.
+version of the machine starts over.
+
+A node whose code is not that of a majority of the voters is unfit to lead, and refuses commands while it leads
+(`replication/core/fitness/codes.py`): what is answered is what a majority computes at that time. Other code may still
+compute it otherwise later, when a node replays its log: so the alarms stay until the code is accepted.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from quire.log import NoRoom, ResourcesExhausted
 
 from ..data_dir.code import CodeRecord, short
 from ..errors import DiskFullError, ResourcesExhaustedError
+from .digests import Parting
 
 if TYPE_CHECKING:
     from ..data_dir.data_dir import DataDir
@@ -22,10 +27,8 @@ WHY = (
     "a log that is applied again with other code may give other results than were acknowledged; a changed comment is "
     "enough for this alarm"
 )
-ADVICE = (
-    "bring the old code back or give the machine a new version; if all results stay the same, run "
-    "`quire admin accept-code`"
-)
+NO_NEW_COMMAND = "no new command before all nodes have the code"
+ACCEPT = "if all results stay the same, run `quire admin accept-code`"
 
 
 class MachineCode:
@@ -49,9 +52,9 @@ class MachineCode:
         record = self._record
         return record.accepted if record is not None and record.machine == self._machine else ()
 
-    def alarms(self, others: Mapping[str, bytes]) -> list[str]:
-        """The alarms, given the code of each member, this node's included."""
-        return [alarm for alarm in (self._changed(), self._differing(others)) if alarm]
+    def alarms(self, others: Mapping[str, bytes], voters: Collection[str], parting: Parting | None) -> list[str]:
+        """The alarms, given the code of each member, this node's included, and where states are known to part."""
+        return [alarm for alarm in (self._changed(), self._differing(others, voters, parting)) if alarm]
 
     def _changed(self) -> str:
         record, accepted = self._record, self.accepted
@@ -60,9 +63,9 @@ class MachineCode:
         between = [code for code in record.run if code not in (*accepted, self.running)]
         since = f", and {_named(between)} in between" if between else ""
         ran = f"this node ran code {_named(accepted)} of machine {self._title}, and runs {short(self.running)} now"
-        return f"{ran}{since}: {WHY}; {ADVICE}"
+        return f"{ran}{since}: {WHY}; {NO_NEW_COMMAND}; {ACCEPT}; docs/machines.md says when to go back"
 
-    def _differing(self, others: Mapping[str, bytes]) -> str:
+    def _differing(self, others: Mapping[str, bytes], voters: Collection[str], parting: Parting | None) -> str:
         by_code: dict[bytes, list[str]] = {}
         for node_id, code in sorted(others.items()):
             if code:
@@ -71,7 +74,19 @@ class MachineCode:
             return ""
         runs = "; ".join(f"{', '.join(nodes)}: {short(code)}" for code, nodes in by_code.items())
         differ = f"members run different code of machine {self._title} ({runs})"
-        return f"{differ}: {WHY}; give all of them the same, or {ADVICE}"
+        return f"{differ}: {WHY}; {self._standing(by_code, voters)}; {_steps(parting)}"
+
+    def _standing(self, by_code: Mapping[bytes, Collection[str]], voters: Collection[str]) -> str:
+        """Which nodes may lead."""
+        accepted = {node_id for code in self.accepted for node_id in by_code.get(code, ())}
+        groups = [accepted, *(set(nodes) for code, nodes in by_code.items() if code not in self.accepted)]
+        for group in groups:
+            if 2 * len(group & set(voters)) > len(voters):
+                others = ", ".join(sorted(set(voters) & set().union(*groups) - group))
+                if not others:
+                    return "all voters with known code may lead"
+                return f"{others}: not a majority's code, so unfit to lead, and refuses commands while leading"
+        return "no code has a majority of the voters, so any of them may lead, and what it answers may not last"
 
     async def accept(self, others: Mapping[str, bytes]) -> None:
         """Accept the code of this node and of the members, and nothing else, durably.
@@ -101,6 +116,21 @@ class MachineCode:
     def _title(self) -> str:
         name, version = self._machine
         return f"{name} version {version}"
+
+
+def _steps(parting: Parting | None) -> str:
+    """An order of steps that loses nothing."""
+    if parting is None:
+        where, which = "", "give all nodes the same code"
+    else:
+        nodes, verb = ", ".join(parting.nodes), "parts" if len(parting.nodes) == 1 else "part"
+        above = f"above index {parting.after} and " if parting.after else ""
+        digest = f"a majority has digest {parting.digest.hex()} at index {parting.index}"
+        where = f"{digest}, and {nodes} {verb} from it {above}at {parting.index} at the latest; "
+        which = f"if {nodes} led since, give the others that code, else give {nodes} theirs"
+    restart = "one node at a time, each ready before the next"
+    differs = "start a node whose digest still differs with an empty data_dir"
+    return f"{where}(1) {NO_NEW_COMMAND}; (2) {which}, {restart}; (3) {differs}; (4) {ACCEPT}"
 
 
 def _named(codes: Iterable[bytes]) -> str:

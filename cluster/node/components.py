@@ -13,6 +13,7 @@ from aiohttp import ClientSession
 from quire.log import FEATURES, IndexCachePolicy, Log, LogOptions, overflow_of
 from quire.replication import Disk, Members, Ports, Replica, ReplicaOptions
 from quire.replication.core import CoreOptions, Identity
+from quire.replication.core.events import CodeKnown
 from quire.replication.net.book import Book
 from quire.replication.net.forming import Forming
 from quire.replication.net.sockets import peer_session
@@ -257,7 +258,9 @@ class Components:
         options = _replica_options(resources, genesis)
         replica = Replica[Waiter](resources.identity, data_dir.history, disk, options)
         applying = Applying(log, applier, node.visibility)
-        pending = Pending(node.write_counts, leadership.not_leader, lambda: log.tail.index)
+        pending = Pending(
+            node.write_counts, leadership.not_leader, lambda: log.tail.index, lambda: replica.core.other_code
+        )
         health.on_halt(pending.end)
         health.missing_files = log.watch.judge_failure
         checker = resources.machine_type(genesis.initial)  # Not the applier's: an install replaces that one.
@@ -299,6 +302,11 @@ class Components:
         """How full the machine's state is."""
         return state_room(self.applying.applier.machine, self.genesis.limits)
 
+    async def accept_code(self) -> None:
+        """Accept the code of this node and of the members; raises as `MachineCode.accept`."""
+        await self.code.accept(self.codes())
+        self.replica.driver.step(CodeKnown(self.code.running, frozenset(self.code.accepted)))
+
     def codes(self) -> dict[str, bytes]:
         """The fingerprint of each member's machine that this node has heard of; empty where it is unknown."""
         heard = self.replica.network.reports.codes
@@ -327,5 +335,6 @@ def _replica_options(resources: NodeResources, genesis: Genesis) -> ReplicaOptio
         secrets=resources.secret_file.secrets,
         certificates=resources.certificates,
         code=resources.code.running,
+        accepted_codes=frozenset(resources.code.accepted),
         check_invariants=config.check_invariants,
     )

@@ -27,6 +27,18 @@ class Difference(NamedTuple):
         return f"{node_id} has digest {theirs} at index {self.index}, and this node has {ours}: their states differ"
 
 
+class Parting(NamedTuple):
+    """Where the states of `nodes` part from a majority's: at `index` the majority has `digest`, and they another.
+
+    `after` is the last index at which a report was equal, 0 if none was: they part above it.
+    """
+
+    after: int
+    index: int  # type: ignore[assignment]  # It hides tuple.index, which nobody needs here.
+    digest: bytes
+    nodes: tuple[str, ...]
+
+
 class Digests:
     """One node's own digests, and the nodes that differ. `on_change(node_id, difference or None)` reports a change."""
 
@@ -35,6 +47,8 @@ class Digests:
         self._on_change = on_change
         self._agreed: dict[str, int] = {}
         """The highest index at which a node that does not differ was equal."""
+        self._was_equal: dict[str, int] = {}
+        """The same of a node that differs, before it did."""
         self._own: dict[int, bytes] = {}
         self._order: deque[int] = deque()
         self._ahead: dict[str, tuple[int, bytes]] = {}
@@ -85,6 +99,21 @@ class Digests:
         alike = sum(1 for voter in voters if voter == node_id or self._agreed.get(voter, -1) >= difference.index)
         return alike < majority
 
+    def parting(self, node_id: str, voters: Collection[str]) -> Parting | None:
+        """Where a minority of the voters parts from a majority; None if none is known to. `node_id` is this node."""
+        differing = {voter: found for voter in voters if (found := self.differing.get(voter)) is not None}
+        if not differing:
+            return None
+        first = min(differing, key=lambda voter: differing[voter].index)
+        index, digest, own_digest = differing[first]
+        alike = [voter for voter in voters if voter == node_id or self._agreed.get(voter, -1) >= index]
+        majority, after = len(voters) // 2 + 1, self._was_equal.get(first, 0)
+        if len(alike) >= majority:
+            return Parting(after, index, own_digest, tuple(sorted(differing)))
+        if len(differing) >= majority:
+            return Parting(after, index, digest, tuple(sorted(alike)))
+        return None
+
     def _compare(self, node_id: str, index: int, digest: bytes) -> None:
         own = self._own.get(index)
         if own is None:
@@ -94,7 +123,8 @@ class Digests:
             if self.differing.pop(node_id, None):
                 self._on_change(node_id, None)
         else:
-            self._agreed.pop(node_id, None)
+            agreed = self._agreed.pop(node_id, 0)
             if node_id not in self.differing:
+                self._was_equal[node_id] = agreed
                 difference = self.differing[node_id] = Difference(index, digest, own)
                 self._on_change(node_id, difference)

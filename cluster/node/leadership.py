@@ -169,6 +169,11 @@ class Leadership:
         leader = None if self._replica is None else self._replica.core.status().leader
         return None if leader is None else leader.start_index
 
+    @property
+    def other_code(self) -> str:
+        """Why this node's results are perhaps not what a majority computes, in one sentence; empty if they are."""
+        return "" if self._replica is None else self._replica.core.other_code
+
     def not_leader(self) -> ClusterError | None:
         """The error if this node may not answer as the leader; None if it may."""
         if self._is_leaving:

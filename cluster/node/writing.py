@@ -110,12 +110,17 @@ class Pending:
     """This leader's writes from append to answer: each frame once, in log order. Implements `WriteEvents`."""
 
     def __init__(
-        self, counts: "WriteCounts", not_leader: Callable[[], ClusterError | None], tail_index: Callable[[], int]
+        self,
+        counts: "WriteCounts",
+        not_leader: Callable[[], ClusterError | None],
+        tail_index: Callable[[], int],
+        other_code: Callable[[], str],
     ) -> None:
-        """`tail_index` gives the index of the next record; `not_leader` is as `Leadership.not_leader`."""
+        """`tail_index` gives the index of the next record; the other two are as in `Leadership`."""
         self._counts = counts
         self._not_leader = not_leader
         self._tail_index = tail_index
+        self._other_code = other_code
         self._frames: deque[tuple[Placed[Waiter], float]] = deque()
         self._committed = 0
         self._ended: str | None = None
@@ -144,6 +149,8 @@ class Pending:
                 waiter.fail(WrongIndex(write.expected_index or 0, self._tail_index()))
             case Reason.NOT_LEADER:
                 waiter.fail(self._not_leader() or NoLeader())
+            case Reason.OTHER_CODE:
+                waiter.fail(refused_for(self._other_code()))
             case _:
                 assert_never(reason)
 
@@ -168,7 +175,11 @@ class Pending:
             return
         placed, placed_at = frames.popleft()
         self._counts.frame_durations.observe(time.monotonic() - placed_at)
-        _answer_applied(placed, applied)
+        if other_code := self._other_code():
+            # It was appended before this was known. A session's retry gets the reply that the next leader computes.
+            _fail_waiting(placed, OutcomeUnknown(other_code))
+        else:
+            _answer_applied(placed, applied)
 
     def lost(self, commit_index: int, reason: str) -> None:
         """This node no longer leads: writes that are not known to be committed get an unknown outcome."""
@@ -184,6 +195,18 @@ class Pending:
     def resume(self) -> None:
         """Applying continues with the machine of an installed snapshot."""
         self._ended = None
+
+
+def refused_for(other_code: str) -> StateUnavailable:
+    """The refusal of a command by a leader whose results are perhaps not a majority's; see `Leadership.other_code`."""
+    return StateUnavailable(f"commands are refused here until another node leads: {other_code}")
+
+
+def _fail_waiting(placed: Placed[Waiter], error: ClusterError) -> None:
+    """End the wait of all who wait for the results of a frame."""
+    for write, _ in placed.shares:
+        if write.owner.applied:
+            write.owner.fail(error)
 
 
 def _answer_applied(placed: Placed[Waiter], applied: Applied) -> None:
@@ -254,6 +277,11 @@ class LeaderState(Protocol):
     @property
     def leading_from(self) -> int | None:
         """The index of the first record of this node's leadership; None if it does not lead."""
+        ...
+
+    @property
+    def other_code(self) -> str:
+        """Why its results are perhaps not what a majority computes, in one sentence; empty if they are."""
         ...
 
     def not_leader(self) -> ClusterError | None:
@@ -347,12 +375,14 @@ class Writing:
 
     @property
     def refusal(self) -> ClusterError | None:
-        """Why writes are refused now: the machine has stopped or is behind. None if it is not.
+        """Why writes are refused now: the machine has stopped, runs other code, or is behind. None if it is not.
 
         While it still applies what was committed before it led, this is no overload: fewer writes would not help.
         """
         if (stopped := self._applying.applier.failure) is not None:
             return StateUnavailable(f"nothing can be answered here: {stopped}")
+        if other_code := self._leadership.other_code:
+            return refused_for(other_code)
         if not self.is_behind:
             return None
         if self._unapplied_before_it_led:

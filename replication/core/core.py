@@ -136,8 +136,8 @@ class Core:
                 self._link_changed(event)
             case events.Nominated(nominated):
                 self.candidate.nominated = nominated
-            case events.Drained(drained):
-                self.state.fitness.drained(self.state, drained=drained)
+            case events.Drained() | events.CodeKnown():
+                self.state.told(event)
             case events.Stopped(reason):
                 self._step_down(reason)
                 self.state.halted = reason
@@ -156,8 +156,7 @@ class Core:
 
     def _link_changed(self, event: events.LinkUp | events.LinkDown) -> None:
         if isinstance(event, events.LinkDown):
-            self.state.links.pop(event.node_id, None)
-            self.state.offers.pop(event.node_id, None)
+            self.state.link_down(event)
             self.candidate.end_if_hopeless()
             self.candidate.relapses.link_lost(event.node_id)
             if self.following and self.following.leader.candidate == event.node_id:
@@ -165,8 +164,7 @@ class Core:
                 self._report_role(f"the link to the leader {event.node_id} broke")
                 self._campaign_if_due()
             return
-        self.state.links[event.node_id] = event.disk_id
-        self.state.offers[event.node_id] = event.features
+        self.state.link_up(event)
         self._departures.linked(event.node_id, event.disk_id)
         if self.leading:
             self.leading.send_heartbeats()
@@ -571,6 +569,11 @@ class Core:
         return self.leading is not None
 
     @property
+    def other_code(self) -> str:
+        """Why this node's results are perhaps not what a majority computes, in one sentence; empty if they are."""
+        return self.state.fitness.other_code
+
+    @property
     def disk_answers(self) -> bool:
         """False while the disk has been busy with one operation for an election timeout: such a node does not lead."""
         return not self._disk_hangs
@@ -594,7 +597,3 @@ class Core:
     def abandon(self, reason: str) -> None:
         """Stop permanently and answer nothing: this program has a bug, so all waiting requests get unknown outcomes."""
         self.state.halted = reason
-
-    def next_stream_id(self) -> int:
-        """A number that no other stream of this process has had."""
-        return self.state.next_stream_id()

@@ -15,6 +15,8 @@ class Reason(StrEnum):
     OVERLOADED = "overloaded"
     WRONG_INDEX = "wrong_index"
     DISK_FULL = "disk_full"
+    OTHER_CODE = "other_code"
+    """This leader's machine runs other code than a majority of the voters (`fitness/codes.py`)."""
     RESOURCES_EXHAUSTED = "resources_exhausted"
     """The process or the machine has no file descriptor or memory left. Elections treat this like a full disk."""
 
@@ -93,6 +95,17 @@ class Drained:
 
 
 @dataclass(frozen=True, slots=True)
+class CodeKnown:
+    """The fingerprint of this node's code, empty if unknown, and those that an operator accepted as equal.
+
+    A level: it holds until the next one.
+    """
+
+    own: bytes
+    accepted: frozenset[bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """The node stops: everything that waits is refused, and nothing more is done."""
 
@@ -122,12 +135,13 @@ class ReadRequested:
 class LinkUp:
     """The link that this node dialled to a peer is up: what is sent now can arrive.
 
-    The peer's hello named its disk and the features that its program offers.
+    The peer's hello named its disk, the features that its program offers and the fingerprint of its machine's code.
     """
 
     node_id: str
     disk_id: bytes
     features: frozenset[str] = frozenset()
+    code: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +359,18 @@ DiskEvent = (
 """Results of disk actions."""
 
 NodeEvent = (
-    Received | StreamClosed | ExpiryDue | Expired | LinkUp | LinkDown | Nominated | Drained | Stopped | Measured | Tick
+    Received
+    | StreamClosed
+    | ExpiryDue
+    | Expired
+    | LinkUp
+    | LinkDown
+    | Nominated
+    | Drained
+    | CodeKnown
+    | Stopped
+    | Measured
+    | Tick
 )
 """Events that every node handles, whether it leads, follows or neither."""
 

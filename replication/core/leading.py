@@ -154,6 +154,9 @@ class Leading:
     def append_waiting(self) -> None:
         """Append the waiting writes as one frame, up to its limits; the rest follow when this one is in the file."""
         options, waiting = self.state.options, self.waiting
+        if self.state.fitness.other_code:
+            self.refuse_waiting(Reason.OTHER_CODE)
+            return
         if not waiting or self._uncommitted_bytes >= options.uncommitted_bytes or self.handover.target:
             return
         batch = [waiting.popleft()[0]]

@@ -5,13 +5,13 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, assert_never
 
 from ..errors import ReplicationError
 from .actions import Action, Alarm, AppendFrames, AppendRequests, AppendSystem, Apply, Halt, MembersChanged, RoleChanged
 from .belief import Refusal
-from .events import Measured
-from .fitness import Fitness
+from .events import CodeKnown, Drained, LinkDown, LinkUp, Measured
+from .fitness import Codes, Fitness
 from .members import Identity, Member, Members
 from .messages import Last, Promise
 from .status import Backlog, LeaderStatus, NodeRole, PreVoteStatus, Status
@@ -188,7 +188,8 @@ class State:
     `promise` counts for every check from the moment it is sent to disk (rule 2); `stored_promise` is on disk. They
     differ only during a `StorePromise`, and after a start with a log that has frames of a later epoch. `members` are
     those in the log (rule 15), read at the beginning of each step. `links` are the peers that this node has dialled and
-    reached, each with the disk in its hello; `offers` are the features that they offered. `features` are those in use
+    reached, each with the disk in its hello; `offers` are the features that they offered, `codes` what code their
+    machines run. `features` are those in use
     at `applied_index`, as of the last `Measured`. `end_index` (the log's highest_index) and `durable` are those of the
     log when it was last looked at, which is whenever it may have changed. `away` is the total time for which this
     process was paused; `awake` is the time without it, for measures that a pause must not affect, such as the speed of
@@ -213,6 +214,7 @@ class State:
     clocks: VoterClocks = field(init=False)
     links: dict[str, bytes] = field(default_factory=dict)
     offers: dict[str, frozenset[str]] = field(default_factory=dict)
+    codes: Codes = field(default_factory=Codes)
     features: frozenset[str] = frozenset()
     applied_index: int = 0
     actions: list[Action] = field(default_factory=list)
@@ -317,6 +319,7 @@ class State:
             disk_answers=disk_answers,
             fitness=self.fitness.status(),
             backlog=self.backlog,
+            may_snapshot=self.codes.may_be_kept,
             refused={str(why): self.refused[why] for why in Refusal},
             alarms=dict(self.alarms),
             halted=self.halted,
@@ -348,9 +351,40 @@ class State:
         self.commit_index = max(self.commit_index, index)
 
     def measured(self, event: Measured) -> None:
-        """Take what the driver measured, to be judged at the next tick."""
+        """Take what the driver measured, to be judged at the next tick; and judge this node's code again."""
+        self.judge_code()
         self.fitness.measured(self, event, to_apply=self.reported_apply, backlog_end=self.backlog.end_index)
         self.applied_index, self.features = event.applied_index, event.features
+
+    def told(self, event: Drained | CodeKnown) -> None:
+        """Take what the node above says: whether it is drained, and which code its machine runs."""
+        match event:
+            case Drained(drained):
+                self.fitness.drained(self, drained=drained)
+            case CodeKnown(own, accepted):
+                self.codes.own, self.codes.accepted = own, accepted
+                self.judge_code()
+            case _:
+                assert_never(event)
+
+    def link_up(self, event: LinkUp) -> None:
+        """The link to a peer is up; its hello told these facts about it."""
+        self.links[event.node_id] = event.disk_id
+        self.offers[event.node_id] = event.features
+        self.codes.linked(event.node_id, event.code)
+        self.judge_code()
+
+    def link_down(self, event: LinkDown) -> None:
+        """The link to a peer is down."""
+        self.links.pop(event.node_id, None)
+        self.offers.pop(event.node_id, None)
+        self.codes.unlinked(event.node_id, self.awake)
+
+    def judge_code(self) -> None:
+        """Compare this node's code with that of the voters that are heard."""
+        patience = self.options.election_timeout_us
+        other_code = self.codes.judge(self.members, self.is_me, self.is_linked, self.awake, patience)
+        self.fitness.code_judged(self, other_code, is_majority=self.codes.is_majority)
 
     def backlog_ends(self, index: int) -> None:
         """A serving leader has this commit_index: everything that was committed before is below it.

@@ -85,7 +85,8 @@ class Status:
     hears, itself included. `links` are the peers with an open link that this node dialled, with their disks.
     `pre_votes` are the voters' newest answers since no leader is heard.
     `following` is the promise of the leader that this node follows, heard or not. `is_matched`: its log matches that
-    leader's. `disk_answers` is False while the disk has been busy with one operation for an election timeout.
+    leader's. `may_snapshot` is False while no snapshot may hold what this node's code computes (`fitness/codes.py`).
+    `disk_answers` is False while the disk has been busy with one operation for an election timeout.
     `refused` counts rejected implausible messages by reason; `alarms` are sentences by subject (rules 18 and 19).
     """
 
@@ -104,6 +105,7 @@ class Status:
     disk_answers: bool
     fitness: FitnessStatus
     backlog: Backlog
+    may_snapshot: bool
     refused: Mapping[str, int]
     alarms: Mapping[str, str]
     halted: str | None

@@ -272,7 +272,7 @@ class Network:
         self._down_since.pop(peer.node_id, None)
         if peer.node_id in self._links:
             self.reports.codes[peer.node_id] = peer.code
-        self._handle(events.LinkUp(peer.node_id, peer.disk_id, peer.features))
+        self._handle(events.LinkUp(peer.node_id, peer.disk_id, peer.features, peer.code))
         self._peers.peer_linked(peer.node_id)
 
     def link_down(self, node_id: str, reason: str) -> None:

@@ -11,7 +11,10 @@ import pytest
 from quire.cluster.data_dir.code import CODE_FILE, short
 from quire.cluster.errors import DiskFullError
 from quire.cluster.node.code import MachineCode
+from quire.cluster.node.digests import Parting
+from quire.cluster.node.views.fitness import SAME_CODE
 from quire.cluster.node.views.status import node_status
+from quire.replication.core.fitness.codes import OTHER_CODE
 from quire.sm import fingerprint_of, load_machine
 from tests.cluster.running import RunningCluster, running_cluster, started
 from tests.data_dir.voters import formatted, opened
@@ -38,6 +41,9 @@ class Ledger:
 RULES = "def posted(balance, amount): return balance + amount\n"
 COMMENTED = RULES + "# Amounts are in cents.\n"
 OTHER = RULES.replace("+ amount", "+ amount + 100")
+
+EXTENDED = RULES.replace("+ amount", "+ amount * (2 if amount >= 1000 else 1)")
+"""As before for the amounts that were posted so far."""
 
 Deploy = Callable[[str], str]
 
@@ -207,7 +213,53 @@ async def test_accept_code_over_http_answers_what_it_accepted_for_one_node(tmp_p
         await told(cluster, n3=[])
 
 
+async def test_a_leader_whose_code_is_left_in_a_minority_refuses_commands_until_a_node_of_the_majority_leads(
+    tmp_path: Path, deploy: Deploy
+) -> None:
+    old = deploy(RULES)
+    async with running_cluster(tmp_path, machine=SPEC) as cluster:
+        assert (await cluster.commands("n1", 1))["results"] == [1]
+        new = deploy(EXTENDED)
+        await cluster.restart("n3")
+        await cluster.ready()  # n3 is unfit, serves its state, and keeps nobody from serving.
+        assert (await cluster.commands("n1", 1))["results"] == [2]
+
+        async def refused_by_n1() -> str:
+            while True:
+                reply = await cluster.ask("n1", "POST", "/commands", b'{"commands":[1]}', "application/json")
+                if "until another node leads" in reply.document.get("detail", ""):
+                    assert reply.status == 503
+                    return reply.problem
+
+        asking = asyncio.create_task(refused_by_n1())
+        await cluster.restart("n2")
+        async with asyncio.timeout(DEADLINE_S):
+            assert await asking == "state-unavailable"
+
+        await cluster.ready()
+        assert node_status(cluster.nodes["n1"].node)["leader"] in ("n2", "n3")
+        before, after = (await cluster.commands("n1", 1, 1_000))["results"]
+        assert after == before + 2_000  # By the code that a majority runs.
+        fitness = node_status(cluster.nodes["n1"].node)["fitness"]
+        assert (fitness["name"], fitness["reason"]) == ("machine_failed", OTHER_CODE)
+        assert fitness["do"] == SAME_CODE
+        [alarm] = alarms(cluster, "n1")
+        assert alarm.startswith(differing(f"n1: {old}", f"n2, n3: {new}"))
+        assert "n1: not a majority's code, so unfit to lead, and refuses commands while leading" in alarm
+        assert "(1) no new command before all nodes have the code; (2)" in alarm
+        refusal = await cluster.ask("n1", "POST", "/admin/snapshot")
+        assert (refusal.status, "neither a majority runs" in refusal.document["detail"]) == (503, True)
+
+        assert (await cluster.ask("n1", "POST", "/admin/accept-code")).status == 200
+
+        assert (await cluster.ask("n1", "POST", "/admin/snapshot")).status == 200
+        await told(cluster, n1=[])
+
+
 # Without nodes
+
+
+VOTERS = ("n1", "n2", "n3")
 
 BANK = ("bank", 1)
 A, B, C = b"a" * 32, b"b" * 32, b"c" * 32
@@ -224,9 +276,9 @@ async def machine_code(running: bytes, *before: bytes) -> MachineCode:
 
 
 async def test_unknown_code_is_no_alarm_of_a_node_nor_among_members() -> None:
-    assert (await machine_code(b"", A)).alarms({"n1": b"", "n2": A}) == []
-    assert (await machine_code(A)).alarms({"n1": A, "n2": b"", "n3": b""}) == []
-    assert (await machine_code(A, b"")).alarms({"n1": A}) == []
+    assert (await machine_code(b"", A)).alarms({"n1": b"", "n2": A}, VOTERS, None) == []
+    assert (await machine_code(A)).alarms({"n1": A, "n2": b"", "n3": b""}, VOTERS, None) == []
+    assert (await machine_code(A, b"")).alarms({"n1": A}, VOTERS, None) == []
 
 
 async def test_code_that_was_accepted_on_another_member_is_no_change_when_it_comes_here() -> None:
@@ -235,19 +287,46 @@ async def test_code_that_was_accepted_on_another_member_is_no_change_when_it_com
     await code.accept({"n1": A, "n2": B})
 
     assert code.accepted == (A, B)
-    assert code.alarms({"n1": A, "n2": B}) == []
-    [alarm] = code.alarms({"n1": A, "n2": B, "n3": C})
+    assert code.alarms({"n1": A, "n2": B}, VOTERS, None) == []
+    [alarm] = code.alarms({"n1": A, "n2": B, "n3": C}, VOTERS, None)
     assert f"(n1: {short(A)}; n2: {short(B)}; n3: {short(C)})" in alarm
+
+
+async def test_the_alarm_says_who_may_not_lead_where_states_part_and_which_steps_lose_nothing() -> None:
+    code = await machine_code(B)
+    parting = Parting(7, 12, b"d" * 16, ("n1",))
+
+    [alarm] = code.alarms({"n1": B, "n2": A, "n3": A}, VOTERS, parting)
+
+    assert "n1: not a majority's code, so unfit to lead" in alarm
+    digest = (b"d" * 16).hex()
+    where = f"a majority has digest {digest} at index 12, and n1 parts from it above index 7 and at 12 at the latest"
+    order = (
+        "(1) no new command before all nodes have the code; "
+        "(2) if n1 led since, give the others that code, else give n1 theirs, one node at a time, each ready before "
+        "the next; (3) start a node whose digest still differs with an empty data_dir; (4) if all results stay the "
+        "same, run `quire admin accept-code`"
+    )
+    assert f"{where}; {order}" in alarm
+
+
+async def test_without_a_majority_for_any_code_the_alarm_says_that_answers_may_not_last() -> None:
+    code = await machine_code(B)
+    for others in ({"n1": B, "n2": A}, {"n1": B, "n2": A, "n3": b""}, {"n1": B, "n2": A, "n3": C}):
+        [alarm] = code.alarms(others, VOTERS, None)
+        assert (
+            "no code has a majority of the voters, so any of them may lead, and what it answers may not last" in alarm
+        )
 
 
 async def test_an_acceptance_replaces_what_was_accepted_before() -> None:
     code = await machine_code(B, A)
-    assert code.alarms({"n1": B})
+    assert code.alarms({"n1": B}, VOTERS, None)
     await code.accept({"n1": B})
 
     assert code.accepted == (B,)
-    assert code.alarms({"n1": B}) == []
-    assert code.alarms({"n1": B, "n2": A})
+    assert code.alarms({"n1": B}, VOTERS, None) == []
+    assert code.alarms({"n1": B, "n2": A}, VOTERS, None)
 
 
 async def test_where_no_code_is_known_an_acceptance_changes_nothing() -> None:
@@ -263,7 +342,7 @@ async def test_another_version_of_the_machine_ends_the_alarm() -> None:
     code = MachineCode(data_dir, ("bank", 2), B)
     await code.start()
 
-    assert code.alarms({"n1": B}) == []
+    assert code.alarms({"n1": B}, VOTERS, None) == []
     assert code.accepted == (B,)
 
 
@@ -279,4 +358,4 @@ async def test_an_acceptance_that_cannot_be_written_is_refused_and_changes_nothi
         await code.accept({"n1": B})
 
     assert code.accepted == (A,)
-    assert code.alarms({"n1": B})
+    assert code.alarms({"n1": B}, VOTERS, None)

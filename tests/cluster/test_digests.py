@@ -15,7 +15,7 @@ from quire.cluster.cli.console import EscapingConsole
 from quire.cluster.cli.nodes.asking import NodeCaller
 from quire.cluster.cli.nodes.rows import survey
 from quire.cluster.cli.nodes.table import print_nodes
-from quire.cluster.node.digests import REMEMBERED_FRAMES, Difference, Digests
+from quire.cluster.node.digests import REMEMBERED_FRAMES, Difference, Digests, Parting
 from quire.cluster.node.views.status import not_ready_reasons
 from quire.sm import Applier
 from tests.cluster.running import RunningCluster, applied_index, running_cluster
@@ -122,6 +122,19 @@ def test_a_leader_that_differs_from_a_majority_is_doubted_and_so_is_everybody_wh
 def test_an_observer_that_differs_from_its_leader_is_doubted_and_makes_no_majority_itself() -> None:
     assert standing(("n1", 5, B), ("n2", 5, A), me="n4")
     assert not standing(("n1", 5, B), ("n2", 5, A), ("n3", 5, A), me="n4")
+
+
+def test_where_a_minority_parts_from_a_majority_is_known_on_both_sides() -> None:
+    told = Told()
+    for index in (4, 5, 6):
+        told.digests.applied(index, A)
+    told.digests.reported("n1", 4, A)
+    told.digests.reported("n1", 6, B)
+    assert told.digests.parting("n3", THREE) is None  # n2 may be on either side.
+    told.digests.reported("n2", 6, A)
+    assert told.digests.parting("n3", THREE) == Parting(4, 6, A, ("n1",))
+    told.digests.reported("n2", 6, B)
+    assert told.digests.parting("n3", THREE) == Parting(4, 6, B, ("n3",))
 
 
 def test_digests_from_before_an_install_are_not_compared_any_more() -> None:

@@ -50,7 +50,7 @@ def unknown(reason: str) -> str:
 
 @pytest.mark.asyncio
 async def test_a_write_that_waits_for_the_commit_is_answered_when_its_whole_frame_is_committed() -> None:
-    pending, frame = Pending(WriteCounts(), lambda: None, lambda: 0), Frame(10, (2, False), (1, True), (1, False))
+    pending, frame = Pending(WriteCounts(), lambda: None, lambda: 0, str), Frame(10, (2, False), (1, True), (1, False))
     pending.placed(frame.placed)
     for commit_index in (10, 11, 13):
         pending.committed(commit_index)
@@ -61,7 +61,7 @@ async def test_a_write_that_waits_for_the_commit_is_answered_when_its_whole_fram
 
 @pytest.mark.asyncio
 async def test_each_write_gets_the_results_and_refusals_of_its_own_records() -> None:
-    pending, frame = Pending(WriteCounts(), lambda: None, lambda: 0), Frame(10, (2, True), (1, False), (3, True))
+    pending, frame = Pending(WriteCounts(), lambda: None, lambda: 0, str), Frame(10, (2, True), (1, False), (3, True))
     pending.placed(frame.placed)
     pending.committed(16)
     pending.applied(frame.applied(["a", None, "c", None, "e", "f"], [[1, "NO", "b"], [3, "NO", "d"]]))
@@ -80,7 +80,7 @@ async def test_each_write_gets_the_results_and_refusals_of_its_own_records() -> 
 async def test_a_write_is_repeated_if_its_session_gave_a_recorded_reply_and_not_if_it_refused_a_record(
     answered: list[int], repeated: list[int]
 ) -> None:
-    pending, frame = Pending(WriteCounts(), lambda: None, lambda: 0), Frame(10, (2, True), (1, True), (3, True))
+    pending, frame = Pending(WriteCounts(), lambda: None, lambda: 0, str), Frame(10, (2, True), (1, True), (3, True))
     pending.placed(frame.placed)
     refused = [[2, "NO", "by the machine"], [3, "SEQUENCE_GAP", ""], [4, "REPLY_GONE", ""]]
     pending.applied(frame.applied(["a", "b", None, None, None, "f"], refused, answered))
@@ -89,7 +89,7 @@ async def test_a_write_is_repeated_if_its_session_gave_a_recorded_reply_and_not_
 
 @pytest.mark.asyncio
 async def test_a_write_alone_in_its_frame_is_repeated_if_its_session_gave_a_recorded_reply() -> None:
-    pending = Pending(WriteCounts(), lambda: None, lambda: 0)
+    pending = Pending(WriteCounts(), lambda: None, lambda: 0, str)
     for index, answered in ((10, [1]), (12, [])):
         frame = Frame(index, (2, True))
         pending.placed(frame.placed)
@@ -98,8 +98,24 @@ async def test_a_write_alone_in_its_frame_is_repeated_if_its_session_gave_a_reco
 
 
 @pytest.mark.asyncio
+async def test_results_of_code_that_is_not_a_majority_s_are_answered_to_nobody() -> None:
+    why = [""]
+    pending = Pending(WriteCounts(), lambda: None, lambda: 0, lambda: why[0])
+    before, after = Frame(10, (1, True)), Frame(11, (1, True), (1, False))
+    for frame in (before, after):
+        pending.placed(frame.placed)
+    pending.committed(13)
+    pending.applied(before.applied(["a"], []))
+    why[0] = "other code"
+    pending.applied(after.applied(["b", "c"], []))
+
+    assert before.answers == [WriteReply(10, EPOCH, 1, ["a"], [])]
+    assert after.answers == [unknown("other code"), WriteReply(12, EPOCH, 1, [], [])]
+
+
+@pytest.mark.asyncio
 async def test_a_lost_leadership_leaves_what_is_committed_to_be_applied_and_the_rest_unknown() -> None:
-    pending = Pending(WriteCounts(), lambda: None, lambda: 0)
+    pending = Pending(WriteCounts(), lambda: None, lambda: 0, str)
     committed, partly, not_committed = Frame(10, (1, True)), Frame(11, (2, True)), Frame(13, (1, True))
     for frame in (committed, partly, not_committed):
         pending.placed(frame.placed)
@@ -129,7 +145,7 @@ class Counting:
 
 @pytest.mark.asyncio
 async def test_a_frame_that_ends_at_commit_index_is_committed_and_each_of_its_writes_is_answered_once() -> None:
-    pending, waiter, after = Pending(WriteCounts(), lambda: None, lambda: 0), Counting(), Frame(13, (1, True))
+    pending, waiter, after = Pending(WriteCounts(), lambda: None, lambda: 0, str), Counting(), Frame(13, (1, True))
     pending.placed(Placed(10, 12, EPOCH, [Share(Write(b"", 2, owner=waiter), 0)]))
     applied = Frame(12, (1, True))
     pending.placed(applied.placed)
@@ -146,7 +162,7 @@ async def test_a_frame_that_ends_at_commit_index_is_committed_and_each_of_its_wr
 
 @pytest.mark.asyncio
 async def test_after_the_end_of_applying_whatever_is_appended_is_unknown_until_it_resumes() -> None:
-    pending = Pending(WriteCounts(), lambda: None, lambda: 0)
+    pending = Pending(WriteCounts(), lambda: None, lambda: 0, str)
     before, after, resumed = Frame(10, (1, True)), Frame(11, (1, True), (1, False)), Frame(13, (1, True))
     pending.placed(before.placed)
     pending.end("the machine failed")

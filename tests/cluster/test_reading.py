@@ -27,6 +27,7 @@ class Committed:
     def __init__(self, commit_index: int, lag: Lag = NO_LAG, apply_lag: ApplyLag = NO_APPLY_LAG) -> None:
         self.commit_index = commit_index
         self.leading_from: int | None = None
+        self.other_code = ""
         self.refusals: list[NoLeader | None] = []
         self._lag = lag
         self.unapplied = apply_lag

@@ -134,10 +134,10 @@ async def test_an_acceptance_that_was_answered_outlives_a_power_loss(keep: Keep)
     data_dir = opened(disk)
     code = MachineCode(data_dir, BANK, B)
     await code.start()
-    assert code.alarms({})
+    assert code.alarms({}, (), None)
 
     await code.accept({"n1": B, "n2": C, "n3": b""})
-    assert code.alarms({}) == []
+    assert code.alarms({}, (), None) == []
 
     disk.lose_power(keep)
     assert started(disk, B) == CodeRecord(BANK, (B, C), (B,))

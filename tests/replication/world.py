@@ -106,6 +106,8 @@ class SimNode:
     disk_id: bytes = b""
     flushes_us: list[int] = field(default_factory=list)  # What its next tick says of its disk.
     machine_failed: bool = False
+    code: bytes = b""
+    """The fingerprint of its machine's code, from its next start on."""
     disk_full: bool = False  # Appends are refused; `reserve`: its own system records still find room.
     reserve: bool = True
     probes: int = 0
@@ -199,6 +201,7 @@ class SimNode:
         )
         self.invariants, self.halted, self.apply_to = Invariants(), None, 0
         self._append_results: list[events.AppendResult] = []
+        self.step(events.CodeKnown(self.code, frozenset()))
         self.step(events.Nominated(self.nominated))
         self.world.later(TICK_US, self._tick, self.incarnation)
         self.world.link_all()
@@ -500,7 +503,7 @@ class World:
         for node in self._running():
             for other in self._running():
                 if node is not other and (node.node_id, other.node_id) not in self._cut:
-                    node.step(events.LinkUp(other.node_id, other.disk_id, FEATURES))
+                    node.step(events.LinkUp(other.node_id, other.disk_id, FEATURES, other.code))
 
     def _running(self) -> Iterable[SimNode]:
         return [node for node in self.nodes.values() if node.core is not None]
@@ -593,8 +596,5 @@ class World:
 def values(node: SimNode, to_index: int | None = None) -> list[object]:
     """The clients' values in a node's log, in order."""
     end = node.log.durable_index if to_index is None else to_index
-    return [
-        record.value
-        for index in range(node.log.bounds.lowest_index, end)
-        if (record := node.log.read(index)).kind != Kind.SYSTEM
-    ]
+    records = map(node.log.read, range(node.log.bounds.lowest_index, end))
+    return [record.value for record in records if record.kind != Kind.SYSTEM]

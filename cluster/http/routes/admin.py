@@ -61,7 +61,7 @@ async def post_accept_code(request: web.Request) -> web.StreamResponse:
     parameters_of(request)
     await read_body(request, 0)
     components = node.components
-    await components.code.accept(components.codes())
+    await components.accept_code()
     running, accepted = components.code.running.hex() or None, [code.hex() for code in components.code.accepted]
     return answer(request, {"node_id": node.config.node, "code": running, "accepted_code": accepted})
 

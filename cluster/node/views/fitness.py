@@ -7,7 +7,7 @@ from typing import Any
 import structlog
 
 from quire.replication import Replica
-from quire.replication.core.fitness import DRAINED, FitnessStatus, Level
+from quire.replication.core.fitness import DRAINED, FAILED, FitnessStatus, Level
 from quire.replication.core.status import Status
 
 from ..components import NodeView
@@ -29,9 +29,18 @@ ADVICE = {
 }
 
 UNDRAIN = "`quire undrain` ends it, or a restart"
+SAME_CODE = "`alarms` in its /status say which nodes run which code, and what to do"
 
 STOPS_A_LEADER = frozenset({Level.NO_ROOM, Level.COMMITS_NOTHING})
-"""A leader at this level accepts or finishes no writes, so it is not ready. Its followers serve what they have."""
+"""A leader at this level accepts or finishes no writes, so it is not ready. Its followers serve what they have.
+
+So does one whose code is not a majority's (`runs_other_code`): as a follower it serves its own state.
+"""
+
+
+def runs_other_code(held: FitnessStatus) -> bool:
+    """Whether it is this level for its code: its machine has not failed."""
+    return held.level is Level.MACHINE_FAILED and held.reason != FAILED
 
 
 def advice(level: Level, data_dir: Path) -> str:
@@ -42,7 +51,8 @@ def advice(level: Level, data_dir: Path) -> str:
 def sentences(fitness: FitnessStatus, data_dir: Path) -> list[str]:
     """Everything that makes the node unfit, the most severe first, each with what to do; empty if it is fit.
 
-    A failed machine is left out: it is a reason not to be ready (`unready_reasons`), and is reported only once.
+    A failed machine is left out: it is a reason not to be ready (`unready_reasons`), and is reported only once. So is
+    other code, which has its own alarm (`MachineCode`).
     """
     levels = (fitness, *fitness.lower)
     return [_sentence(held, data_dir) for held in levels if held.level not in (Level.FIT, Level.MACHINE_FAILED)]
@@ -58,6 +68,8 @@ def _sentence(held: FitnessStatus, data_dir: Path) -> str:
 
 
 def _advice(held: FitnessStatus, data_dir: Path) -> str:
+    if runs_other_code(held):
+        return SAME_CODE
     return UNDRAIN if held.reason == DRAINED else advice(held.level, data_dir)
 
 
@@ -91,7 +103,8 @@ def unready_reasons(node: NodeView) -> list[str]:
         reasons.append(behind)
     if node.leadership.leader_id == node.config.node:
         held = (status.fitness, *status.fitness.lower)
-        reasons += [_sentence(level, data_dir) for level in held if level.level in STOPS_A_LEADER]
+        stops = [level for level in held if level.level in STOPS_A_LEADER or runs_other_code(level)]
+        reasons += [_sentence(level, data_dir) for level in stops]
     return reasons
 
 

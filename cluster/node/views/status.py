@@ -187,7 +187,9 @@ def standing_alarms(node: NodeView) -> list[str]:
     ignored = ignored_settings(components.genesis, config)
     if (differing := node.addresses.differences()) is not None:
         known.append(differing)
-    return [*known, *ignored, *components.code.alarms(components.codes())]
+    voters = {voter.node_id for voter in components.replica.core.status().members.voters()}
+    parting = node.digests.parting(config.node, voters)
+    return [*known, *ignored, *components.code.alarms(components.codes(), voters, parting)]
 
 
 def trust_alarms(node: NodeView) -> list[str]:

@@ -93,7 +93,7 @@ def recover(
     core, health, pending, readers = (
         Core(state),
         Health(life),
-        Pending(WriteCounts(), lambda: None, lambda: log.tail.index),
+        Pending(WriteCounts(), lambda: None, lambda: log.tail.index, lambda: core.other_code),
         Queue(),
     )
     role_state = RoleState(core, pending, changed)

@@ -1,5 +1,6 @@
-"""Whether a node is fit to lead: why it is unfit (`levels`), and how an unfit leader hands over (`handover`)."""
+"""Whether a node is fit to lead: why not (`levels`, `codes`), and how an unfit leader hands over (`handover`)."""
 
-from .levels import DRAINED, Fitness, FitnessStatus, Level
+from .codes import Codes
+from .levels import DRAINED, FAILED, Fitness, FitnessStatus, Level
 
-__all__ = ["DRAINED", "Fitness", "FitnessStatus", "Level"]
+__all__ = ["DRAINED", "FAILED", "Codes", "Fitness", "FitnessStatus", "Level"]

@@ -217,9 +217,13 @@ class Handover:
         return waits and not self._was_outrun
 
     def _fitter(self, below: int) -> list[Member]:
-        """The voters below a level: heard, at theirs for long enough, and not fetching a snapshot."""
+        """The voters below a level: heard, at theirs for long enough, and not fetching a snapshot.
+
+        A leader that refuses commands because of its code does not wait: the others' codes do not vary.
+        """
         state = self._state
-        held_since = state.now - HELD_TIMEOUTS * state.options.election_timeout_us
+        held_timeouts = 0 if state.fitness.other_code else HELD_TIMEOUTS
+        held_since = state.now - held_timeouts * state.options.election_timeout_us
 
         def is_fitter(voter: Member) -> bool:
             known = self._levels.get((voter.node_id, voter.disk_id))

@@ -16,6 +16,7 @@ votes and replicates.
     COMMITS_NOTHING   it leads, hears a majority, and what a majority holds of    something was committed
                       what it appended has not grown for STUCK_TIMEOUTS
     MACHINE_FAILED    the machine failed, or cannot run the logged version        the machine runs again
+                      its code is not a majority's (`codes`)                      it is, or no code is
     DISK_HANGS        the disk has not answered for an election timeout           it answered
 
 Disks fill up together, and a follower appends what a leader has found room for. So a follower that hears a leader
@@ -45,6 +46,7 @@ FLUSH_WEIGHT = (
 )
 HOLD_OFF_TIMEOUTS = 4
 DRAINED = "an operator drained this node"
+FAILED = "its machine has failed"
 GIVE_UP_TIMEOUTS = (
     10  # After this long a leader that is still stuck steps down again; then after twice as long, and so on.
 )
@@ -126,6 +128,13 @@ class Fitness:
         self._gave_up_for: frozenset[str] = frozenset()
         self._give_ups = 0
         self._drained: Holding | None = None
+        self._machine_failed = False
+        self._differs = False  # Whether its code is not a majority's, as of the last look.
+        self.other_code = ""
+        """Why its results are perhaps not a majority's: empty if they are. A leader refuses commands with this reason.
+
+        It lasts as long as the level: a link that breaks for a moment must not let such a leader answer.
+        """
         self._handed_over_at: int | None = None
         self._hold_off_until = 0
         self._hold_offs = 0
@@ -203,7 +212,8 @@ class Fitness:
         install.
         """
         patience = self._patience_us
-        self._note(moment, Level.MACHINE_FAILED, event.machine_failed, "its machine has failed")
+        self._machine_failed = event.machine_failed
+        self._judge_machine(moment)
         if event.machine_failed:
             self._unapplied, self._has_backlog = (0, 0), False
             # It is a consequence of the failure, and its advice does not help then.
@@ -218,6 +228,24 @@ class Fitness:
         milliseconds = self._flush_us // 1_000
         reason = f"a flush takes {milliseconds} ms on average: the disk is slow"
         self._compare(moment, Level.SLOW_DISK, self._flush_us, patience // 2, reason)
+
+    def code_judged(self, moment: Moment, other_code: str, *, is_majority: bool) -> None:
+        """Take why this node's code is not a majority's; empty if it is (`is_majority`), or may be.
+
+        Once it is a majority's the level is left at once: codes are no measure that varies around a bound.
+        """
+        self._differs = bool(other_code)
+        if other_code:
+            self.other_code = other_code
+        elif is_majority and self.other_code:
+            self.other_code = ""
+            del self._holding[Level.MACHINE_FAILED]
+            self._changed_clock = moment.clock
+        self._judge_machine(moment)
+
+    def _judge_machine(self, moment: Moment) -> None:
+        reason = FAILED if self._machine_failed else self.other_code
+        self._note(moment, Level.MACHINE_FAILED, self._machine_failed or self._differs, reason)
 
     def _measure_applying(self, moment: Moment, applied_index: int, to_apply: int) -> None:
         index, since = self._unapplied
@@ -302,6 +330,8 @@ class Fitness:
             if holding.calm_since is not None and moment.awake - holding.calm_since >= CALM_TIMEOUTS * patience:
                 del self._holding[level]
                 self._changed_clock = moment.clock
+        if not self.holds(Level.MACHINE_FAILED):
+            self.other_code = ""
         if not self._applying:
             self._hold_offs = self._hold_off_until = 0
         probes = (self.holds(Level.NO_ROOM) or self._hears_full) and moment.awake >= self._probe_at
