@@ -83,6 +83,7 @@ soak-members: dev-environment
 
 soak-histories: dev-environment
 	$(BIN)/python -m quire.cluster.simulator --stranger --seeds 0:5000 --jobs $(or $(JOBS),2)
+	$(BIN)/python -m quire.cluster.simulator --other-code --seeds 0:1000 --jobs $(or $(JOBS),2)
 	$(BIN)/python -m quire.cluster.simulator --soak $(or $(FROM),1000000) --jobs $(or $(JOBS),2)
 
 bench: dev-environment ## compare with etcd, NATS and Kafka: 40 minutes; BENCH=quick takes 8 (ARGS=...: more flags)

@@ -5,6 +5,7 @@
     python -m quire.cluster.simulator --soak 1000000             from that seed on, until a rule breaks
     python -m quire.cluster.simulator --permanent --histories 50 in each, a minority has permanent faults
     python -m quire.cluster.simulator --stranger --histories 50  in each, a stranger poses as a member
+    python -m quire.cluster.simulator --other-code --histories 50 in each, a minority runs other code
     python -m quire.cluster.simulator --members --histories 50   in each, an operator changes the members
 
 A seed determines its history. The exit status is 1 if a rule was broken.
@@ -14,23 +15,25 @@ import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
 from itertools import count, islice
+from typing import assert_never
 
 from .history import Outcome, run, shrink, transcript
 from .permanent.distribution import Distribution
 from .permanent.faults import KINDS
-from .plan import changes_members, is_permanent, plan_of, plan_with_stranger
+from .plan import Plan, changes_members, is_permanent, plan_of, plan_with_stranger
 
 MIN_CHANGED = 0.30
 MIN_TRUNCATED = 0.10
 MIN_HISTORIES = 50
 """With fewer histories, these shares mean nothing."""
 REPORT_EVERY = 1_000
-RERUN = "python -m quire.cluster.simulator --seed"
-WITH_STRANGER = "python -m quire.cluster.simulator --stranger --seed"
+COMMAND = "python -m quire.cluster.simulator"
 
 
 def say(line: str) -> None:
@@ -39,14 +42,34 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def outcome_of(seed: int) -> Outcome:
-    """Run the history of a seed."""
-    return run(plan_of(seed))
+class Sort(StrEnum):
+    """Which histories are run: its value is the flag."""
+
+    PLAIN = ""
+    STRANGER = "--stranger"
+    OTHER_CODE = "--other-code"
+
+    def plan(self, seed: int) -> Plan:
+        """The plan of a seed."""
+        match self:
+            case Sort.PLAIN:
+                return plan_of(seed)
+            case Sort.STRANGER:
+                return plan_with_stranger(seed)
+            case Sort.OTHER_CODE:
+                return plan_of(seed, other_code=True)
+            case _:
+                assert_never(self)
+
+    def rerun(self, seed: int) -> str:
+        """The command that runs one history again."""
+        return " ".join(filter(None, (COMMAND, self.value, f"--seed {seed}")))
 
 
-def outcome_with_stranger(seed: int) -> Outcome:
-    """Run the history of a seed, with a stranger in it. Consumers would add nothing: no rule about them is a peer's."""
-    return run(plan_with_stranger(seed).without_consumers())
+def outcome_of(seed: int, sort: Sort = Sort.PLAIN) -> Outcome:
+    """Run the history of a seed. To one with a stranger consumers add nothing: no rule about them is a peer's."""
+    plan = sort.plan(seed)
+    return run(plan.without_consumers() if sort is Sort.STRANGER else plan)
 
 
 @dataclass
@@ -108,43 +131,41 @@ class Report:
         return f"{self.histories:,} histories: {', '.join(shares)}; {totals}; {len(self.findings)} findings"
 
 
-def outcomes(seeds: Iterable[int], jobs: int, outcome_of: Callable[[int], Outcome] = outcome_of) -> Iterator[Outcome]:
+def outcomes(seeds: Iterable[int], jobs: int, sort: Sort = Sort.PLAIN) -> Iterator[Outcome]:
     """The outcomes of seeds, in their order, run in `jobs` processes."""
+    outcome_of_sort = partial(outcome_of, sort=sort)
     if jobs == 1:
-        yield from map(outcome_of, seeds)
+        yield from map(outcome_of_sort, seeds)
         return
     with ProcessPoolExecutor(jobs) as pool:
         seeds = iter(seeds)
         while batch := list(islice(seeds, 50 * jobs)):
-            yield from pool.map(outcome_of, batch, chunksize=5)
+            yield from pool.map(outcome_of_sort, batch, chunksize=5)
 
 
-def explain(seed: int, *, stranger: bool) -> int:
+def explain(seed: int, sort: Sort) -> int:
     """Run one seed; if it fails, print the shortest transcript found. Returns an exit status."""
-    plan, rerun = (
-        (plan_with_stranger(seed), f"{WITH_STRANGER} {seed}") if stranger else (plan_of(seed), f"{RERUN} {seed}")
-    )
+    plan = sort.plan(seed)
     outcome = run(plan)
     say(f"seed {seed}: trace {outcome.trace_hash}, {outcome.counts}")
     if not outcome.failure:
         return 0
     say(outcome.failure)
     small = shrink(plan, outcome.rule)
-    say(f"rerun: {rerun}")
+    say(f"rerun: {sort.rerun(seed)}")
     say(transcript(small, run(small, keep_trace=True)))
     return 1
 
 
-def run_all(seeds: Iterable[int], jobs: int, *, stop_at_first: bool, stranger: bool) -> int:
+def run_all(seeds: Iterable[int], jobs: int, sort: Sort, *, stop_at_first: bool) -> int:
     """Run seeds, and print failures and totals. Returns an exit status."""
     report, began = Report(), time.monotonic()
-    rerun = WITH_STRANGER if stranger else RERUN
-    for outcome in outcomes(seeds, jobs, outcome_with_stranger if stranger else outcome_of):
+    for outcome in outcomes(seeds, jobs, sort):
         report.add(outcome)
         if outcome.failure:
-            say(f"seed {outcome.seed}: {outcome.failure}\n  rerun: {rerun} {outcome.seed}")
+            say(f"seed {outcome.seed}: {outcome.failure}\n  rerun: {sort.rerun(outcome.seed)}")
             if stop_at_first:
-                return explain(outcome.seed, stranger=stranger)
+                return explain(outcome.seed, sort)
         if report.histories % REPORT_EVERY == 0:
             say(f"{time.monotonic() - began:.0f} s: {report}")
     say(f"{time.monotonic() - began:.0f} s: {report}")
@@ -176,14 +197,29 @@ def main() -> int:
         metavar="KIND",
         help="only histories in which a minority has permanent faults; with KIND, faults of that kind",
     )
-    parser.add_argument("--stranger", action="store_true", help="histories in which a stranger poses as a member")
+    sort = parser.add_mutually_exclusive_group()
+    sort.add_argument(
+        Sort.STRANGER,
+        dest="sort",
+        action="store_const",
+        const=Sort.STRANGER,
+        help="histories in which a stranger poses as a member",
+    )
+    sort.add_argument(
+        Sort.OTHER_CODE,
+        dest="sort",
+        action="store_const",
+        const=Sort.OTHER_CODE,
+        help="histories in which a minority runs other code",
+    )
     parser.add_argument(
         "--members", action="store_true", help="only histories in which an operator changes the members"
     )
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     arguments = parser.parse_args()
+    sort_asked = arguments.sort or Sort.PLAIN
     if arguments.seed is not None:
-        return explain(arguments.seed, stranger=arguments.stranger)
+        return explain(arguments.seed, sort_asked)
     seeds: Iterable[int] = count(arguments.soak or 0)
     if arguments.seeds is not None:
         seeds = range(*map(int, arguments.seeds.split(":")))
@@ -192,7 +228,7 @@ def main() -> int:
     if arguments.members:
         seeds = (seed for seed in seeds if changes_members(seed))
     seeds = islice(seeds, arguments.histories)
-    return run_all(seeds, arguments.jobs, stop_at_first=arguments.soak is not None, stranger=arguments.stranger)
+    return run_all(seeds, arguments.jobs, sort_asked, stop_at_first=arguments.soak is not None)
 
 
 if __name__ == "__main__":

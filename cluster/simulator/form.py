@@ -39,5 +39,6 @@ class Condition:
     """Up to this long it takes to begin to apply what is committed."""
     disk_failing: bool = False
     machine_is_broken: bool = False
+    runs_other_code: bool = False
     is_faulty: bool = False
     """It has a permanent fault, and may report it."""

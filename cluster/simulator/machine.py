@@ -14,6 +14,8 @@ from quire.sm import MAX_SESSIONS, Applied, Context, Refused
 from .consuming.model import CursorModel
 
 REFUSED_EVERY = 23
+CODE, OTHER_CODE = b"c" * 32, b"o" * 32
+"""The fingerprint of the code of all nodes, and of a node with other code, whose results differ."""
 
 
 def next_chain(chain: int, command: object) -> int:
@@ -36,6 +38,7 @@ class Tally:
     def __init__(self, initial: object = None) -> None:
         self.count, self.chain = 0, 0
         self.is_broken = False
+        self.is_other = False
 
     def check(self, command: object) -> None:
         return
@@ -47,7 +50,7 @@ class Tally:
             raise Refused("NO", f"{command}")
         self.count += 1
         self.chain = next_chain(self.chain, command)
-        return [self.count, self.chain]
+        return [self.count, self.chain, "other code"] if self.is_other else [self.count, self.chain]
 
     def query(self, request: object) -> Value:
         return [self.count, self.chain]

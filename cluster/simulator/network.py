@@ -57,6 +57,11 @@ class End(Protocol):
         """Whether it has a process."""
         ...
 
+    @property
+    def code(self) -> bytes:
+        """The fingerprint of its machine's code."""
+        ...
+
     def run(self, life: int, call: Callable[..., None], *arguments: object) -> None:
         """Call in its process with that number, if that still runs."""
         ...
@@ -288,7 +293,8 @@ class Network:
             return
         link.pipe = Pipe(self, *route)
         link.source_life, link.target_life = source.life, target.life
-        source.run(source.life, self._link_up, link, link.pipe, events.LinkUp(target.node_id, target.disk_id, FEATURES))
+        event = events.LinkUp(target.node_id, target.disk_id, FEATURES, target.code)
+        source.run(source.life, self._link_up, link, link.pipe, event)
 
     @staticmethod
     def _link_up(link: Link, pipe: Pipe, event: events.LinkUp) -> None:

@@ -15,7 +15,7 @@ from .clients import Habits
 from .clock import MILLISECOND, SECOND
 from .membership.wishes import MemberPlan, member_plan_of
 from .network import Weather
-from .permanent.faults import PermanentFaults, has_permanent_faults, permanent_faults_of
+from .permanent.faults import PermanentFaults, has_permanent_faults, other_code_of, permanent_faults_of
 from .stranger import WORDS
 
 HEARTBEAT_US = 40 * MILLISECOND
@@ -237,11 +237,14 @@ def plan_with_stranger(seed: int) -> Plan:
     return replace(plan, faults=faults, permanent=None)
 
 
-def plan_of(seed: int) -> Plan:
-    """The plan of a seed. A third of all seeds have permanent faults."""
+def plan_of(seed: int, *, other_code: bool = False) -> Plan:
+    """The plan of a seed. A third of all seeds have permanent faults; with `other_code` all have that of other code."""
     settings = settings_of(seed)
     expires = bool(settings.retention_bytes and settings.snapshot_records)
-    permanent = permanent_faults_of(seed, settings.voters, expires=expires)
+    if other_code:
+        permanent: PermanentFaults | None = other_code_of(seed, settings.voters)
+    else:
+        permanent = permanent_faults_of(seed, settings.voters, expires=expires)
     if permanent is not None:
         settings = replace(settings, rates=tuple(1 + (rate - 1) / CALMER for rate in settings.rates))
     random = Random(f"{seed}/faults")

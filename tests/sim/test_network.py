@@ -22,6 +22,7 @@ class Listener:
     life: int = 1
     history: bytes = bytes(16)
     runs: bool = True
+    code: bytes = b""
     upstreams: dict[int, Any] = field(default_factory=dict)
     downstreams: dict[int, Any] = field(default_factory=dict)
     heard: list[events.Event] = field(default_factory=list)

@@ -5,7 +5,7 @@ More: `python -m quire.cluster.simulator --stranger --seeds 0:5000 --jobs 2`.
 
 import pytest
 
-from quire.cluster.simulator.__main__ import outcome_with_stranger
+from quire.cluster.simulator.__main__ import Sort, outcome_of
 from quire.cluster.simulator.history import run
 from quire.cluster.simulator.plan import plan_of, plan_with_stranger
 from quire.cluster.simulator.stranger import WORDS
@@ -20,7 +20,7 @@ from quire.replication.core import core
     ],
 )
 def test_no_history_with_a_stranger_breaks_a_rule(seeds: range) -> None:
-    found = [outcome for seed in seeds if (outcome := outcome_with_stranger(seed)).failure]
+    found = [outcome for seed in seeds if (outcome := outcome_of(seed, Sort.STRANGER)).failure]
     lines = [f"python -m quire.cluster.simulator --stranger --seed {each.seed}: {each.failure}" for each in found]
     assert lines == []
 

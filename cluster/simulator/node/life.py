@@ -36,9 +36,9 @@ class Life:
         self.schedule.later(delay, self.node.run, self.number, call, *arguments)
 
     def new_machine(self) -> Tally:
-        """An empty state machine, broken if the node's is."""
-        machine = Tally()
-        machine.is_broken = self.node.condition.machine_is_broken
+        """An empty state machine, broken or of other code if the node's is."""
+        machine, condition = Tally(), self.node.condition
+        machine.is_broken, machine.is_other = condition.machine_is_broken, condition.runs_other_code
         return machine
 
     def new_sessions(self) -> Sessions:

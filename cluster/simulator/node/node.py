@@ -17,7 +17,7 @@ from ..checks import Checks
 from ..clock import SECOND, Clocks, Schedule
 from ..disks import Latency, SimDevice, SimDisk
 from ..form import Condition, Form
-from ..machine import Tally
+from ..machine import CODE, OTHER_CODE, Tally
 from ..network import Network, Stream
 from ..shadow import Shadow
 from .life import Life
@@ -147,6 +147,7 @@ class Node:
         process.driver.watch = self._watched
         self.process = process
         self.checks.started(self)
+        process.driver.step(self._code_known)
         process.driver.step(events.Nominated(self.nominated))
         self._tick()
         life.later(self.random.randint(0, SECOND), self._sync_mark)
@@ -219,6 +220,25 @@ class Node:
         if self.process is not None and isinstance(self.process.machine.applier.machine, Tally):
             self.process.machine.applier.machine.is_broken = True
 
+    @property
+    def code(self) -> bytes:
+        """The fingerprint of its machine's code, as its hello names it."""
+        return OTHER_CODE if self.condition.runs_other_code else CODE
+
+    @property
+    def _code_known(self) -> events.CodeKnown:
+        return events.CodeKnown(self.code, frozenset({CODE}))  # The first start accepted the code of all.
+
+    def change_code(self) -> None:
+        """From now on its machine gives other results, and the node knows; its peers learn it from the next hello.
+
+        In one process code does not change. To this node it is the same as if the others had been upgraded.
+        """
+        self.condition.runs_other_code = True
+        if self.process is not None and isinstance(self.process.machine.applier.machine, Tally):
+            self.process.machine.applier.machine.is_other = True
+            self.run(self.life, self.step, self._code_known)
+
     # Steps
 
     def _tick(self) -> None:
@@ -246,7 +266,7 @@ class Node:
 
     def next_stream_id(self) -> int:
         """A new number for a stream that a follower opened."""
-        return self.running.core.next_stream_id()
+        return self.running.core.state.next_stream_id()
 
     def snapshot_part(self, index: int, number: int | None) -> bytes | None:
         """A chunk of its snapshot or, without a number, the manifest; None if it has no such snapshot."""

@@ -26,6 +26,8 @@ class Snapshotting:
         records = self._life.form.snapshot_records
         if not records or self._taking or header.index // records == header.next_index // records:
             return
+        if not self._core.status().may_snapshot:
+            return
         self._taking = applier.applied_index
         boundary, content = applier.boundary, list(applier.content())
         self._life.later(self._pause(), self._write, boundary, content)

@@ -86,6 +86,23 @@ KINDS = (
 )
 
 
+OTHER_CODE_KINDS = ("live", "restart")
+"""How a node comes to run other code; see `Injector`."""
+
+
+def other_code_of(seed: int, voters: int) -> PermanentFaults:
+    """A minority that runs other code than the rest, mostly with the leader among it; in the end it gets theirs."""
+    random = Random(f"{seed}/other code")
+    count = random.randint(1, (voters - 1) // 2)
+    return PermanentFaults(
+        tuple((PermanentFault("other_code", (random.choice(OTHER_CODE_KINDS),)),) for _ in range(count)),
+        hits_leader=random.random() < 0.8,
+        concurrent=random.choice(("", "", "transfer", "promote")),
+        nominated=random.choice(("nobody", "faulty", "faulty", "healthy", "all")),
+        heals=True,
+    )
+
+
 def _fault(random: Random, kind: str) -> PermanentFault:
     match kind:
         case "wrong_clock":

@@ -17,6 +17,7 @@ SHOWS = {
     "slow_disk": Level.SLOW_DISK,
     "hung_disk": Level.DISK_HANGS,
     "failed_machine": Level.MACHINE_FAILED,
+    "other_code": Level.MACHINE_FAILED,
 }
 """What a node with only this fault reports. A full disk shows at the first append that finds no room, a hung disk at
 the next operation, a slow one in its flushes, a failed machine at the next command.

@@ -9,10 +9,11 @@ from ..nemesis import Nemesis
 from ..network import Network
 from ..node.node import Node
 from ..plan import ELECTION_US
-from .faults import PermanentFault
+from .faults import PermanentFault, Value
 
 BACK_AFTER_US = (50 * MILLISECOND, 600 * MILLISECOND)
 AWAY_US = 4 * SECOND
+RESETS_US = (200 * MILLISECOND, 3 * SECOND)
 
 
 class Injector:
@@ -42,8 +43,8 @@ class Injector:
                 node.latency.lowest = node.latency.highest = ELECTION_US * 9 // 10
             case "hung_disk", _:
                 node.latency.hangs_until = self._ends_at
-            case "failed_machine", _:
-                node.break_machine()
+            case "failed_machine" | "other_code" as kind, values:
+                self._break_machine(node, kind, values)
             case "wrong_clock", (int(ahead_us),):
                 node.clocks.ahead += ahead_us
             case "clock_rate", (float(rate),):
@@ -64,14 +65,24 @@ class Injector:
             case _:
                 raise ValueError(str(fault))
 
+    def _break_machine(self, node: Node, kind: str, values: tuple[Value, ...]) -> None:
+        if kind == "failed_machine":
+            node.break_machine()
+            return
+        node.change_code()
+        if values == ("restart",):
+            self._nemesis.kill(node, self._random.randint(*BACK_AFTER_US))
+        self._reset_links(node)
+
     def repair(self, nodes: list[Node]) -> None:
         """End all faults."""
         self._network.fetches_nothing.clear()
         self._network.end_cut(self._cut)
         for node in nodes:
-            if node.condition.machine_is_broken and node.runs:
+            condition = node.condition
+            if (condition.machine_is_broken or condition.runs_other_code) and node.runs:
                 self._nemesis.kill(node, BACK_AFTER_US[0])
-            node.condition.is_faulty = node.condition.machine_is_broken = False
+            condition.is_faulty = condition.machine_is_broken = condition.runs_other_code = False
         self._nemesis.heal()
 
     def _others(self, node: Node) -> list[str]:
@@ -101,6 +112,15 @@ class Injector:
             self._network.miss_pongs(pairs, 2 * ELECTION_US)
         if again_us:
             self._schedule.later(again_us, self._silence, node, which, again_us)
+
+    def _reset_links(self, node: Node) -> None:
+        """Break a node's links now and again, so that what it knows of the others' code comes and goes."""
+        if self._is_over:
+            return
+        other = self._random.choice([None, *self._others(node)])
+        pairs = [(node.node_id, name) for name in self._others(node) if other in (None, name)]
+        self._network.reset([*pairs, *(pair[::-1] for pair in pairs)])
+        self._schedule.later(self._random.randint(*RESETS_US), self._reset_links, node)
 
     def _crash(self, node: Node, runs_us: int) -> None:
         if self._is_over:
