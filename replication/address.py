@@ -56,6 +56,11 @@ def may_serve(listen: str, address: str) -> bool:
     return listening.is_unspecified and (listening.version == 6 or reached.version == 4)
 
 
+def is_name(host: str) -> bool:
+    """Whether it is a name that must be resolved, and no IP address."""
+    return _ip_address(host) is None
+
+
 def _ip_address(host: str) -> IPv4Address | IPv6Address | None:
     """The host as an IP address, None if it is a name."""
     try:

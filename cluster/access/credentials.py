@@ -19,6 +19,7 @@ import structlog
 from aiohttp import web
 
 from quire.replication.address import host_and_port
+from quire.replication.names import Dial, Names
 from quire.replication.net.trust import dialling
 
 from ..errors import ClusterError
@@ -28,6 +29,8 @@ from .tokens import TokenFile, read_tokens
 LOOK_S = 0.5
 """How often the files' times and sizes are looked at: a revoked token ends its streams within a second."""
 READ_TIMEOUT_S = 10.0
+NODE_AT_PATIENCE_S = 1.0
+"""For a lookup, if another address of that name is remembered."""
 EXPIRY_ALARM_S = 30 * 86_400.0
 STAYS = "what was read before stays in force"
 UNEQUAL = (
@@ -76,14 +79,17 @@ class _Read:
 class Credentials:
     """A server's certificates and tokens. One event loop. Implements `quire.replication.net.trust.Certificates`."""
 
-    def __init__(self, files: CredentialFiles | None = None, node_id: str | None = None) -> None:
-        """Read the files. `node_id` is the node that the certificate must be issued to.
+    def __init__(
+        self, files: CredentialFiles | None = None, node_id: str | None = None, names: Names | None = None
+    ) -> None:
+        """Read the files. `node_id` is the node that the certificate must be issued to; `names` are those of its dials.
 
         Raises:
             CredentialsRefused: they cannot be used.
         """
         self._files = files or CredentialFiles()
         self._node_id = node_id
+        self._names = names or Names()
         self._seen = self._look()
         self.tls: Tls | None = None
         self.tokens: TokenFile | None = None
@@ -237,15 +243,17 @@ class Credentials:
             raise TlsRefused("this node has no certificates")
         host, port = host_and_port(address)
         cluster = self.tls.cluster
+        ip, *_ = await self._names.addresses(host, Dial(NODE_AT_PATIENCE_S, may_recall=True))
         try:
             _, writer = await asyncio.open_connection(
-                host, port, ssl=self.tls.dialling, server_hostname=name_of_cluster(cluster)
+                ip, port, ssl=self.tls.dialling, server_hostname=name_of_cluster(cluster)
             )
         except ssl.SSLCertVerificationError as error:
             reason = f"{address} is no node of the cluster {cluster}: {error.verify_message}; give another --join"
             raise ConnectionRefusedError(reason) from None
         try:
             node_id = node_in(writer.get_extra_info("peercert"), cluster)
+            self._names.proved(host, writer)
         finally:
             writer.transport.abort()
         if node_id is None:

@@ -147,6 +147,8 @@ def cause_of(error: Exception, connect_s: float) -> Cause:
 
 def reason_of(error: Exception) -> str:
     """What a library's error says, in a few words."""
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return (error.os_error.strerror or str(error.os_error)).lower()  # Its numbers are not those of the system.
     if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno:
         return os.strerror(error.os_error.errno).lower()
     return str(error) or type(error).__name__

@@ -24,6 +24,7 @@ import aiohttp
 import orjson
 
 from quire.log import Value
+from quire.replication.names import Connector, Names
 
 from ..access.client_credentials import ClientCredentials, Shown
 from ..outgoing import send_once, sendable
@@ -107,6 +108,7 @@ class Transport:
         timeout_s: float,
         credentials: ClientCredentials | None = None,
         refused_grace_s: float = REFUSED_GRACE_S,
+        names: Names | None = None,
     ) -> None:
         self.servers = tuple(servers)
         self.timeout_s = timeout_s
@@ -118,7 +120,7 @@ class Transport:
         self._unreachable: dict[str, float] = {}
         self._sockets = Sockets()
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15.0, socket_factory=self._sockets.create),
+            connector=Connector(names or Names(), STREAM_CONNECT_TIMEOUT_S, socket_factory=self._sockets.create),
             read_bufsize=READ_BUFFER_BYTES,
             cookie_jar=aiohttp.DummyCookieJar(),
             middlewares=(send_once,),

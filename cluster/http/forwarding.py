@@ -18,6 +18,7 @@ import structlog
 from aiohttp import ClientWSTimeout, WSMsgType, hdrs, web
 from yarl import URL
 
+from quire.replication.names import Connector
 from quire.replication.net.sockets import DialledSocket, refuse_redirects
 
 from ..config.origins import name_in
@@ -70,8 +71,9 @@ class LeaderHop:
 
     async def run(self, _app: web.Application) -> AsyncIterator[None]:
         """Keep the connections while the application runs."""
+        names, dial_s = self._node.names, connect_timeout_s(self._node)
         requests = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=CONNECTION_LIMIT, keepalive_timeout=KEEPALIVE_S),
+            connector=Connector(names, dial_s, limit=CONNECTION_LIMIT, keepalive_timeout=KEEPALIVE_S),
             auto_decompress=False,
             read_bufsize=READ_BUFFER_BYTES,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -79,8 +81,8 @@ class LeaderHop:
         )
         # Each stream occupies a connection as long as it lives. The streams themselves have a limit.
         streams = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s(self._node)),
+            connector=Connector(names, dial_s),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=dial_s),
             cookie_jar=aiohttp.DummyCookieJar(),
             ws_response_class=DialledSocket,
             middlewares=(refuse_redirects,),

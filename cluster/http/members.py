@@ -10,6 +10,8 @@ import orjson
 from aiohttp import hdrs, web
 from yarl import URL
 
+from quire.replication.names import Connector
+
 from ..errors import NodeUnreachable
 from ..node.components import NodeView
 from ..node.views.status import node_status
@@ -31,7 +33,8 @@ class MemberStatuses:
 
     async def run(self, _app: web.Application) -> AsyncIterator[None]:
         """Open connections of its own, so that a burst of forwarded writes does not make a member look silent."""
-        connector = aiohttp.TCPConnector(limit_per_host=ASKED_AT_ONCE, keepalive_timeout=KEEPALIVE_S)
+        names, most = self._node.names, ASKED_AT_ONCE
+        connector = Connector(names, DEADLINE_S, limit_per_host=most, keepalive_timeout=KEEPALIVE_S)
         async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as self._session:
             yield
 

@@ -14,6 +14,7 @@ from quire.log import FEATURES, IndexCachePolicy, Log, LogOptions, overflow_of
 from quire.replication import Disk, Members, Ports, Replica, ReplicaOptions
 from quire.replication.core import CoreOptions, Identity
 from quire.replication.core.events import CodeKnown
+from quire.replication.names import Names
 from quire.replication.net.book import Book
 from quire.replication.net.forming import Forming
 from quire.replication.net.sockets import peer_session
@@ -61,9 +62,9 @@ class NodeResources:
 
     @classmethod
     async def open(
-        cls, config: ServeConfig, machine_type: type[StateMachine], certificates: Certificates | None
+        cls, config: ServeConfig, machine_type: type[StateMachine], certificates: Certificates | None, names: Names
     ) -> "NodeResources":
-        """Lock and open the data_dir.
+        """Lock and open the data_dir. Peers are dialled where `names` says.
 
         Raises:
             SecretRefused, DataDirRefused, LogError, OSError: the node cannot run here; nothing was changed.
@@ -80,7 +81,8 @@ class NodeResources:
         data_dir = await asyncio.to_thread(DataDir.open, config.data_dir, config.node, options)
         code = MachineCode(data_dir, (machine_type.name, machine_type.version), fingerprint_of(machine_type))
         incarnation = int.from_bytes(os.urandom(8), "little")
-        return cls(config, machine_type, data_dir, peer_session(), secret_file, certificates, incarnation, code)
+        session = peer_session(names)
+        return cls(config, machine_type, data_dir, session, secret_file, certificates, incarnation, code)
 
     @property
     def identity(self) -> Identity:
@@ -166,6 +168,11 @@ class NodeView(Protocol):
     @property
     def machine_name(self) -> str:
         """The name of its machine."""
+        ...
+
+    @property
+    def names(self) -> Names:
+        """Where the names lead that it dials."""
         ...
 
     @property

@@ -5,6 +5,7 @@ import asyncio
 import structlog
 
 from quire.log import wall_clock
+from quire.replication.names import Names
 from quire.replication.net.forming import Forming
 from quire.replication.replica import watched_task
 from quire.sm import default_initial, load_machine
@@ -30,8 +31,8 @@ journal = structlog.get_logger(__name__)
 class Node:
     """One node of a cluster. Every method is called on one event loop."""
 
-    def __init__(self, config: ServeConfig) -> None:
-        """Load the machine, the certificates and the tokens; nothing is opened yet.
+    def __init__(self, config: ServeConfig, names: Names | None = None) -> None:
+        """Load the machine, the certificates and the tokens; nothing is opened yet. `names` resolves whom it dials.
 
         Raises:
             MachineError: the machine cannot be loaded, or does not take the initial value.
@@ -39,7 +40,9 @@ class Node:
         """
         machine = load_machine(config.machine)
         self.config = config
-        self.credentials = Credentials(config.credential_files, config.node)
+        self.names = names or Names()
+        """Where the names lead that it dials."""
+        self.credentials = Credentials(config.credential_files, config.node, self.names)
         """Its certificates, and the tokens of its callers."""
         self.machine_name = machine.name
         self.health = Health(config.node)
@@ -86,7 +89,7 @@ class Node:
             DataDirRefused, GenesisRefused, LogError: it cannot run here; nothing was changed.
         """
         self.resources = resources = await NodeResources.open(
-            self.config, self._machine_type, self.credentials.certificates
+            self.config, self._machine_type, self.credentials.certificates, self.names
         )
         self._log_standing_alarms()
         try:

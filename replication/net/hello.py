@@ -21,6 +21,7 @@ import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 
 from aiohttp import (
     ClientError,
@@ -28,15 +29,17 @@ from aiohttp import (
     ClientWebSocketResponse,
     ClientWSTimeout,
     WSMsgType,
+    WSServerHandshakeError,
     web,
 )
 
 from quire.log import MAX_FEATURE_LENGTH, MAX_FEATURES, PayloadInvalid, check_containers, pack, unpack
 
-from ..address import is_address
+from ..address import host_and_port, is_address
 from ..core.members import NODE_ID
 from ..errors import ReplicationError
-from .sockets import Socket, close_socket, drop_frames, of_a_stranger
+from ..names import names_of
+from .sockets import HELLO_TIMEOUT_S, Socket, close_socket, drop_frames, of_a_stranger
 from .trust import Trust
 from .wire import MAX_MESSAGE_BYTES, MAX_U64, BadMessage
 
@@ -60,7 +63,6 @@ OTHER_NODE = "other_node"
 LACKS_FEATURES = "features"
 STRANGER = "stranger"
 OTHER_CERTIFICATE = "certificate"
-HELLO_TIMEOUT_S = 5.0
 MAX_HELLO_BYTES = 1 << 14
 """Of one message of the hello."""
 MAX_HELLO_CONTAINERS = 64
@@ -283,6 +285,7 @@ async def dial(
     Raises:
         As `dial_hello`; ClientError, TimeoutError: it cannot be reached.
     """
+    host, names = host_and_port(address)[0], names_of(session)
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             scheme, context, name = trust.dialling(expected_node_id or "")
@@ -302,13 +305,24 @@ async def dial(
                     check_peer(me(), peer)
                     if trust.dialling(expected_node_id or "")[1] is not context:
                         raise ConnectionResetError("the certificates have changed since it was dialled")
+                if names is not None:
+                    names.proved(host, socket, only_here=not trust.proves)
             except BaseException:
                 await close_socket(socket)
                 raise
             return socket, peer
     except LINK_FAILURES as error:
         drop_frames(error)  # An address that refuses is dialled for weeks.
+        if names is not None and _disproves(error):
+            names.disproved(host)
         raise
+
+
+def _disproves(error: BaseException) -> bool:
+    """Whether what answered did so without proving that it is the peer. A node that is busy or stops answers 503."""
+    if isinstance(error, WSServerHandshakeError):
+        return error.status != HTTPStatus.SERVICE_UNAVAILABLE
+    return isinstance(error, BadMessage | PeerRefused)
 
 
 async def dial_hello(

@@ -18,12 +18,12 @@ from aiohttp import (
     ClientTimeout,
     ClientWebSocketResponse,
     DummyCookieJar,
-    TCPConnector,
     WSMessage,
     web,
 )
 from aiohttp.client_proto import ResponseHandler
 
+from ..names import Connector, Names
 from .direct import Interposed
 
 Socket = ClientWebSocketResponse | web.WebSocketResponse
@@ -34,6 +34,8 @@ TCP_SILENCE_TIMEOUTS = 3
 PINGS = 4
 SILENCE_TIMEOUTS = 2
 TURN_S = 0.005
+HELLO_TIMEOUT_S = 5.0
+"""The timeout of a dial and its hello, at either end."""
 CLOSE_S = 1.0
 """The timeout of the closing handshake at the dialled end."""
 
@@ -130,10 +132,10 @@ class DialledSocket(ClientWebSocketResponse):
             self._handler = self.transport = None
 
 
-def peer_session() -> ClientSession:
+def peer_session(names: Names | None = None) -> ClientSession:
     """An HTTP session for dialling peers. It keeps no cookies and follows no redirects: a stranger may answer."""
     return ClientSession(
-        connector=TCPConnector(limit=0),
+        connector=Connector(names or Names(), HELLO_TIMEOUT_S),
         timeout=ClientTimeout(total=None),
         cookie_jar=DummyCookieJar(),
         ws_response_class=DialledSocket,

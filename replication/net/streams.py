@@ -17,11 +17,12 @@ from aiohttp import ClientSession, ClientWebSocketResponse, WSMessage, WSMsgType
 from ..core import actions, events
 from ..core.messages import Ack, CrcMismatch, LagReport, Open, OpenAnswer, PositionReport
 from .direct import DirectReader, client_framed, framed
-from .hello import HELLO_TIMEOUT_S, LINK_FAILURES, Admit, HelloServer, PeerInfo, dial
+from .hello import LINK_FAILURES, Admit, HelloServer, PeerInfo, dial
 from .links import PeerReports, StreamProgress
 from .outbox import Outbox
 from .sockets import (
     ELECTION_TIMEOUT_S,
+    HELLO_TIMEOUT_S,
     DialledSocket,
     accept,
     close_socket,

@@ -4,6 +4,7 @@ The table is every kind of request with every `Host`, `Origin` and `Sec-Fetch-..
 """
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -372,13 +373,12 @@ async def test_no_answer_names_the_program_that_sends_it(site: Site, head: str, 
 async def test_a_client_that_dials_an_unknown_name_is_told_the_flag(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop, port = asyncio.get_running_loop(), host_and_port(site.at)[1]
-    resolve = loop.getaddrinfo
+    port, resolve = host_and_port(site.at)[1], socket.getaddrinfo
 
-    async def resolves(host: Any, *arguments: Any, **named: Any) -> Any:
-        return await resolve("127.0.0.1" if host == "quire.corp.example" else host, *arguments, **named)
+    def resolves(host: Any, *arguments: Any, **named: Any) -> Any:
+        return resolve("127.0.0.1" if host == "quire.corp.example" else host, *arguments, **named)
 
-    monkeypatch.setattr(loop, "getaddrinfo", resolves)
+    monkeypatch.setattr(socket, "getaddrinfo", resolves)
 
     async with connect(f"quire.corp.example:{port}") as client:
         with pytest.raises(BadRequest, match=r"start it with --allow quire\.corp\.example$"):

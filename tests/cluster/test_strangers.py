@@ -38,7 +38,8 @@ from quire.replication.core.messages import (
     PreVote,
     VoteRequest,
 )
-from quire.replication.net.hello import HELLO_TIMEOUT_S, LINK_FAILURES, NO_CLUSTER, PATHS, PeerInfo, PeerRefused
+from quire.replication.net.hello import LINK_FAILURES, NO_CLUSTER, PATHS, PeerInfo, PeerRefused
+from quire.replication.net.sockets import HELLO_TIMEOUT_S
 from quire.replication.net.wire import MAX_U64, encode
 from tests.cluster.conditions import replica_of
 from tests.cluster.running import RunningCluster, RunningNode, applied_index, free_addresses, running_cluster, started

@@ -14,9 +14,10 @@ from quire.cluster.http.admission.connections import Connection, ConnectionLimit
 from quire.cluster.http.app import make_app
 from quire.cluster.node.node import Node
 from quire.log.simulated.faulty import Keep
+from quire.replication.names import LookUp, Names
 from tests.glue.host import GlueDisk
 from tests.glue.loop import Owner
-from tests.glue.network import GlueLoop, Network
+from tests.glue.network import PORT, GlueLoop, Network
 from tests.tuned import tuned
 
 ELECTION_TIMEOUT_MS = 500
@@ -82,17 +83,21 @@ class Cluster:
     disks: dict[str, GlueDisk]
     settings: dict[str, Any] = field(default_factory=dict)
     hosts: dict[str, Host] = field(default_factory=dict)
+    look_up: LookUp | None = None
+    """If given, members have names such as `n1.example`, which each node resolves by this."""
     session: ClientSession = field(init=False)
 
     def add_hosts(self, count: int, voters: int) -> None:
         """Hosts n1, n2 and so on; the first so many form the cluster."""
         node_ids = [f"n{number}" for number in range(1, count + 1)]
-        members = {node_id: Network.address(number) for number, node_id in enumerate(node_ids, 1)}
+        reached = {node_id: Network.address(number) for number, node_id in enumerate(node_ids, 1)}
+        named = {node_id: f"{node_id}.example:{PORT}" for node_id in node_ids}
+        members = reached if self.look_up is None else named
         for number, node_id in enumerate(node_ids, 1):
             config = tuned(
                 ServeConfig,
                 node=node_id,
-                listen=members[node_id],
+                listen=reached[node_id],
                 members=members,
                 initial_members=tuple(node_ids[:voters]),
                 data_dir=Path(node_id),
@@ -124,7 +129,7 @@ class Cluster:
         await starting
 
     async def _start(self, host: Host, owner: Owner) -> None:
-        node = Node(host.config)
+        node = Node(host.config, None if self.look_up is None else Names(self.look_up))
         host.process = process = Process(owner, node)
         await node.start()
         connections = ConnectionLimit()

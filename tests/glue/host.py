@@ -19,6 +19,7 @@ import quire.cluster.compaction.snapshotting
 import quire.cluster.control.syncobj
 import quire.cluster.data_dir.data_dir
 import quire.log.files
+import quire.replication.names
 import quire.replication.threads
 import quire.replication.witnesses
 import quire.sm.snapshots.store
@@ -119,6 +120,7 @@ def below(loop: VirtualLoop, disks: dict[str, GlueDisk], seed: str) -> Generator
         (sys.modules[elections.SyncObj.__module__], "monotonicTime", loop.time),
         (elections.Node, "__hash__", lambda node: crc32c(node.id.encode())),  # It goes through sets of them.
         (quire.replication.threads, "threading", SimpleNamespace(Thread=thread)),
+        (quire.replication.names, "threading", SimpleNamespace(Thread=thread)),
         (quire.replication.threads, "SimpleQueue", lambda: LoopQueue(loop)),
         (quire.log.files, "threading", SimpleNamespace(Lock=lambda: LoopLock(loop))),
         (quire.replication.witnesses, "Lock", lambda: LoopLock(loop)),

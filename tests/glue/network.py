@@ -168,7 +168,7 @@ class End(asyncio.Transport):
     """One end of a connection: what aiohttp writes to."""
 
     def __init__(self, network: Network, loop: VirtualLoop, host: int, peer_host: int, owner: Owner) -> None:
-        super().__init__({"peername": (f"127.0.0.{peer_host}", PORT), "sockname": (f"127.0.0.{host}", PORT)})
+        super().__init__({"peername": (f"127.0.{peer_host}.1", PORT), "sockname": (f"127.0.{host}.1", PORT)})
         self.host, self.peer_host, self.owner = host, peer_host, owner
         self.other: End
         self.is_forgotten = False

@@ -16,6 +16,7 @@ import aiohttp
 import orjson
 
 from quire.log import PayloadInvalid, Value
+from quire.replication.names import Connector, Names
 
 from ...access.client_credentials import ClientCredentials, Shown
 from ...client import ClientError
@@ -23,6 +24,7 @@ from ...client.documents import value_of
 from ...client.transport import FORBIDDEN, MSGPACK, OWN_TYPE, TLS_REQUIRED, Reply
 
 DOCUMENTS = frozenset({MSGPACK, "application/json"})
+DIAL_S = 1.0  # Within each request's own timeout.
 BEHIND_A_PROXY = frozenset({HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT})
 
 
@@ -91,7 +93,7 @@ class NodeCaller:
         self._session: aiohttp.ClientSession
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
+        self._session = aiohttp.ClientSession(connector=Connector(Names(), DIAL_S), cookie_jar=aiohttp.DummyCookieJar())
         return self
 
     async def __aexit__(
