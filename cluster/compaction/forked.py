@@ -9,7 +9,9 @@ Why this is safe in a process with threads and an event loop:
   returns into the code that forked. It logs nothing: in a child of a server, the queue of stderr accepts no lines
 - descriptors are shared. The child first closes all but the three standard ones and its pipe: when this process closes
   a connection, its peer must see that, and the data_dir's lock must be released when this process ends
-- the garbage collector is off, since finalizers would touch the parent's objects; signals have their default handlers
+- the garbage collector is off, since finalizers would touch the parent's objects
+- signals are blocked from before the fork until the child has its own handlers: one of the parent's would write to the
+  pipe that wakes the parent's loop, and so the parent would obey a signal that was sent to the child
 - it ends with `os._exit`, so no exit handler, buffer or event loop of this process runs
 - before each piece of work it checks that its parent is alive, so no orphan writes while a successor runs
 - it may still hang, on a lock of a library that was held at the fork or on a disk that does not answer. So the parent
@@ -158,16 +160,19 @@ def _fork(work: Work) -> tuple[int, int]:
     """Fork; return the child's pid and the read end of its pipe."""
     reading, writing = os.pipe()
     parent = os.getpid()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads: see above.
             pid = os.fork()
+        if not pid:
+            _run_child(work, writing, parent, mask)
     except OSError:
         os.close(reading)
         os.close(writing)
         raise
-    if not pid:
-        _run_child(work, writing, parent)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.close(writing)
     return pid, reading
 
@@ -182,14 +187,17 @@ def _processor_ticks(pid: int) -> int:
     return int(user) + int(system)
 
 
-def _run_child(work: Work, writing: int, parent: int) -> None:
-    """Run the child; never return."""
+def _run_child(work: Work, writing: int, parent: int, mask: set[int]) -> None:
+    """Run the child, with the parent's `mask` of signals; never return."""
     status = 1
     try:
         gc.disable()
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
+        for number in signal.valid_signals():
+            if signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN):
+                signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # A reload of the whole process group ends no snapshot.
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.closerange(_FIRST_DESCRIPTOR, writing)
         os.closerange(writing + 1, _MAX_DESCRIPTORS)
         os.nice(NICENESS)

@@ -296,6 +296,46 @@ async def test_a_child_holds_nothing_of_its_parent_s_open() -> None:
     assert len(told) <= 5  # its pipe, and the listing's own
 
 
+_sent_at_fork: list[signal.Signals] = []
+"""Signals that a forked child gets before the code after the fork runs."""
+
+
+def _hit_at_fork() -> None:
+    for number in _sent_at_fork:
+        os.kill(os.getpid(), number)
+
+
+os.register_at_fork(after_in_child=_hit_at_fork)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.asyncio
+async def test_a_signal_that_hits_a_child_right_after_the_fork_does_not_reach_its_parent(
+    number: signal.Signals,
+) -> None:
+    loop, heard = asyncio.get_running_loop(), asyncio.Queue[signal.Signals]()
+    for each in (number, signal.SIGUSR1):
+        loop.add_signal_handler(each, heard.put_nowait, each)
+    _sent_at_fork.append(number)
+    try:
+        child = Child(lambda _: b"done")
+        _sent_at_fork.clear()
+        (outcome,) = await asyncio.gather(child.report(), return_exceptions=True)
+        os.kill(os.getpid(), signal.SIGUSR1)  # The loop's pipe holds it after whatever the child wrote there.
+
+        async with asyncio.timeout(DEADLINE_S):
+            assert await heard.get() is signal.SIGUSR1
+        if number is signal.SIGHUP:
+            assert outcome == b"done"
+        else:
+            assert str(outcome) == f"the child ended with status {number:d}"
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+    finally:
+        _sent_at_fork.clear()
+        for each in (number, signal.SIGUSR1):
+            loop.remove_signal_handler(each)
+
+
 @pytest.mark.asyncio
 async def test_a_stop_gives_a_snapshot_up_that_is_on_its_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_cluster(tmp_path, 1, snapshot_records=0, snapshot_log_bytes=0) as cluster:

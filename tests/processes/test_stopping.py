@@ -1,6 +1,7 @@
 """Stops, kills, and the start after each: the mark (`log/DESIGN.md`), and rules 3 and 6 of `docs/protocol.md`."""
 
 import signal
+import sys
 
 import pytest
 
@@ -9,6 +10,13 @@ from tests.processes.data_files import read_mark
 from tests.processes.load import COMMANDS, running_load, unique_commands
 from tests.verdict.verdict import system_records
 
+# The earliest moment at which a signal can hit the child: before any code of quire runs there.
+HIT_AT_FORK = """
+import os, signal
+os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
+from tests.tuned import main
+main()
+"""
 ROUNDS = 2
 CLIENTS = 4
 SMALL_BATCH = 25  # Many frames: a kill finds some in every state.
@@ -47,6 +55,20 @@ def test_a_node_that_runs_or_was_killed_is_not_marked_clean(clusters: Clusters) 
 
     for node in cluster:
         assert not read_mark(node.data_dir).clean
+
+
+def test_a_signal_to_the_child_that_writes_a_snapshot_does_not_stop_the_node(clusters: Clusters) -> None:
+    cluster = clusters.make(["n1"])
+    node = cluster["n1"]
+    node.program = (sys.executable, "-c", HIT_AT_FORK)
+    cluster.start()
+    node.apply(["add", 3])
+
+    refused = node.call("POST", "/admin/snapshot")
+
+    node.apply(["add", 5])
+    assert (refused.status, "ended with status 15" in refused.document["detail"]) == (503, True), refused
+    assert "stopping" not in node.output.read_text()
 
 
 @pytest.mark.soak
