@@ -1,13 +1,47 @@
-"""HTTP requests from a client or a node to a node: each is sent exactly once, in a form that aiohttp accepts."""
+"""HTTP requests from a client or a node to a node: each is sent exactly once, in a form that aiohttp accepts, and gets
+its own answer.
+"""
 
 from io import BytesIO
+from typing import ClassVar
 
 import aiohttp
+from aiohttp.connector import Connection
 from aiohttp.payload import TOO_LARGE_BYTES_BODY
+
+from .request_id import OTHER_ANSWER, REQUEST_ID
+
+NO_NODE = "another program answered"
 
 
 class ConnectionBroken(aiohttp.ClientError):
     """The connection broke after the request, or a part of it, was sent: it may have been executed."""
+
+
+class OwnAnswer(aiohttp.ClientResponse):
+    """The answer to its own request, which has an id. Another one is refused, and its connection closed.
+
+    An answer without an id is not a node's. A client judges what a proxy says by itself.
+    """
+
+    is_a_node_s: ClassVar = False
+
+    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+        """Read the head. Raises ConnectionBroken: it is that of another answer, so this one will not be known."""
+        protocol = connection.protocol
+        await super().start(connection)
+        sent, returned = self.request_info.headers[REQUEST_ID], self.headers.get(REQUEST_ID)
+        if returned != sent and (returned is not None or self.is_a_node_s):
+            if protocol is not None:
+                protocol.close()  # A whole answer has given it back already, to be used again.
+            raise ConnectionBroken(NO_NODE if returned is None else OTHER_ANSWER)
+        return self
+
+
+class NodeAnswer(OwnAnswer):
+    """As `OwnAnswer`, and an answer without an id is refused, too: only nodes are asked."""
+
+    is_a_node_s = True
 
 
 async def send_once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:

@@ -27,7 +27,8 @@ from quire.log import Value
 from quire.replication.names import Connector, Names
 
 from ..access.client_credentials import ClientCredentials, Shown
-from ..outgoing import send_once, sendable
+from ..outgoing import OwnAnswer, send_once, sendable
+from ..request_id import REQUEST_ID, new_request_id
 from .attempts import (
     INVALID,
     NO_LEADER,
@@ -124,6 +125,7 @@ class Transport:
             read_bufsize=READ_BUFFER_BYTES,
             cookie_jar=aiohttp.DummyCookieJar(),
             middlewares=(send_once,),
+            response_class=OwnAnswer,
         )
         opened(self)
 
@@ -259,7 +261,7 @@ class Transport:
             async with asyncio.timeout(STREAM_CONNECT_TIMEOUT_S):
                 return await self._session.ws_connect(
                     shown.url(server, path),
-                    headers=shown.headers,
+                    headers={**shown.headers, REQUEST_ID: new_request_id()},
                     ssl=shown.context or True,
                     server_hostname=shown.server_name,
                     heartbeat=HEARTBEAT_S,
@@ -351,7 +353,7 @@ class Transport:
                 attempt.method,
                 shown.url(server, attempt.path),
                 data=sendable(attempt.body),
-                headers={**attempt.headers, **shown.headers},
+                headers={**attempt.headers, **shown.headers, REQUEST_ID: new_request_id()},
                 ssl=shown.context or True,
                 server_hostname=shown.server_name,
                 timeout=timeout,
@@ -369,6 +371,8 @@ class Transport:
         except (aiohttp.ClientError, OSError) as error:
             self._lost(server, attempt)
             raise attempt.unanswered(server, f"broke the connection ({reason_of(error)})") from None
+        if answer.status == HTTPStatus.OK and REQUEST_ID not in answer.headers:
+            raise attempt.foreign(server, answer.content_type)
         self._answered = True
         self._served |= answer.status not in NOT_NOW and attempt.path not in OF_ONE_NODE
         self._learn_leader(answer.headers.get("Quire-Leader"))
@@ -406,6 +410,11 @@ class _Attempt:
         self.in_doubt |= self.writes
         failure = failed_at(server, Cause.of(what))
         return OutcomeUnknown(str(failure)) if self.writes and not self.repeatable else failure
+
+    def foreign(self, server: str, content_type: str) -> ClientError:
+        """The error for the answer of another program, which the next attempt would get, too."""
+        said = f"{server} answered with {content_type}; it is not a quire node; check the address"
+        return OutcomeUnknown(said) if self.writes else ClientError(said)
 
 
 def _raise_if_gone(code: str | None) -> None:

@@ -18,6 +18,7 @@ from ..errors import ClusterError, Malformed, OutcomeUnknown, Overloaded
 from ..node.components import NodeView
 from ..node.turns import Turns
 from ..node.views.metrics import Gauge, Metrics
+from ..request_id import REQUEST_ID
 from .admission.admission import ADMISSION, Admission
 from .admission.authorization import Authorization, Route
 from .admission.browsers import OWN_PAGES_ONLY, BrowserGuard, share_with_origin
@@ -30,9 +31,9 @@ from .listener import Listener
 from .members import MemberStatuses
 from .problems import UnsupportedMedia, answer_of, problem, problem_of
 from .request import (
+    ANSWER_ID_KEY,
     FORWARDED,
     HISTORY,
-    REQUEST_ID,
     REQUEST_ID_KEY,
     SEQUENCE,
     SESSION,
@@ -323,5 +324,5 @@ async def _set_headers(request: web.Request, response: web.StreamResponse) -> No
     response.headers.popall(hdrs.SERVER, None)
     if request.method in READING_METHODS:
         response.headers.update(OWN_PAGES_ONLY)
-    if (request_id := request.get(REQUEST_ID_KEY)) is not None:
-        response.headers[REQUEST_ID] = request_id
+    if (answer_id := request.get(ANSWER_ID_KEY)) is not None:
+        response.headers[REQUEST_ID] = answer_id

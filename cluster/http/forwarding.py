@@ -2,7 +2,8 @@
 
 A request is forwarded once: if it arrives with `Quire-Forwarded` at a node that does not lead, the answer is 503. If no
 connection could be made, nothing was written. If the connection breaks after the request was sent, or no answer comes
-in time, the outcome of a write is unknown. No request waits for a leader that was not heard for an election timeout.
+in time, the outcome of a write is unknown; so it is if the answer to another request comes (`NodeAnswer`).
+No request waits for a leader that was not heard for an election timeout.
 """
 
 import asyncio
@@ -24,12 +25,13 @@ from quire.replication.net.sockets import DialledSocket, refuse_redirects
 from ..config.origins import name_in
 from ..errors import LeaderUnreachable, NoLeader, NotLeader, OutcomeUnknown, Overloaded
 from ..node.components import NodeView
-from ..outgoing import send_once, sendable
+from ..outgoing import NodeAnswer, send_once, sendable
+from ..request_id import REQUEST_ID, hop_id
 from .admission.admission import ADMISSION
 from .admission.authorization import caller_of
 from .admission.slow_callers import CLOSE_TIMEOUT_S, PIECE_BYTES, close, done_or_stalled
 from .admission.streams import OpenStream, StreamLimit
-from .request import FORWARDED, HISTORY, REQUEST_ID, REQUEST_ID_KEY, SEQUENCE, SESSION, RateLimitedLog
+from .request import FORWARDED, HISTORY, REQUEST_ID_KEY, SEQUENCE, SESSION, RateLimitedLog
 
 CONNECT_TIMEOUT_S = 1.0
 CONNECTION_LIMIT = 256  # To the leader, for requests; more of them wait for a connection, within their deadline.
@@ -78,6 +80,7 @@ class LeaderHop:
             read_bufsize=READ_BUFFER_BYTES,
             cookie_jar=aiohttp.DummyCookieJar(),
             middlewares=(send_once,),
+            response_class=NodeAnswer,
         )
         # Each stream occupies a connection as long as it lives. The streams themselves have a limit.
         streams = aiohttp.ClientSession(
@@ -272,7 +275,7 @@ def hop_headers(node: NodeView, request: web.Request, member: str) -> dict[str, 
     address = node.addresses.of(member)
     if address is None or name_in(address) is None:
         address = node.config.members.get(member, "")
-    headers = {FORWARDED: node.config.node, REQUEST_ID: request[REQUEST_ID_KEY], hdrs.HOST: address}
+    headers = {FORWARDED: node.config.node, REQUEST_ID: hop_id(request[REQUEST_ID_KEY]), hdrs.HOST: address}
     token = request.headers.get(hdrs.AUTHORIZATION)
     return headers if token is None or node.credentials.tls is None else {**headers, hdrs.AUTHORIZATION: token}
 

@@ -15,6 +15,8 @@ from quire.replication.names import Connector
 from ..errors import NodeUnreachable
 from ..node.components import NodeView
 from ..node.views.status import node_status
+from ..outgoing import NO_NODE, OwnAnswer
+from ..request_id import REQUEST_ID
 from .admission.admission import ADMISSION
 from .forwarding import KEEPALIVE_S, hop_headers
 
@@ -35,7 +37,9 @@ class MemberStatuses:
         """Open connections of its own, so that a burst of forwarded writes does not make a member look silent."""
         names, most = self._node.names, ASKED_AT_ONCE
         connector = Connector(names, DEADLINE_S, limit_per_host=most, keepalive_timeout=KEEPALIVE_S)
-        async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as self._session:
+        async with aiohttp.ClientSession(
+            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), response_class=OwnAnswer
+        ) as self._session:
             yield
 
     async def ask_all(self, request: web.Request) -> Mapping[str, Mapping[str, object]]:
@@ -73,6 +77,8 @@ class MemberStatuses:
             raise NodeUnreachable(node_id, f"no answer within {PASS_ON_DEADLINE_S:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise NodeUnreachable(node_id, str(error) or type(error).__name__) from None
+        if REQUEST_ID not in response.headers:
+            raise NodeUnreachable(node_id, NO_NODE)
         if content is None:
             raise NodeUnreachable(node_id, "its answer is too long")
         return web.Response(status=response.status, body=content, content_type=response.content_type)

@@ -2,17 +2,16 @@
 
 The request id is in the response's `Quire-Request-Id`, in a problem's `request_id`, and in each log line about the
 request, on this node and on the leader that it was forwarded to. A caller may send its own. An id that is unsafe in a
-log line is replaced, not refused.
+log line is replaced, not refused. A node that forwards a request adds a number to the id (`hop_id`): the leader returns
+both, so that each answer is matched to its request, and logs the caller's id.
 
 Query parameters are read strictly: unknown and repeated ones and malformed numbers are refused.
 """
 
-import os
 import re
 import time
 from collections import Counter
 from collections.abc import Mapping
-from itertools import count
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -22,10 +21,11 @@ from structlog.typing import FilteringBoundLogger
 from quire.replication.net.hello import PEER_PATHS
 
 from ..errors import Malformed
+from ..request_id import REQUEST_ID, new_request_id
 
-REQUEST_ID = "Quire-Request-Id"
 REQUEST_ID_CHARACTERS = 64
 REQUEST_ID_KEY = web.RequestKey("request_id", str)
+ANSWER_ID_KEY = web.RequestKey("answer_id", str)  # The id in the response.
 LOG_INTERVAL_S = 1.0
 
 FORWARDED = "Quire-Forwarded"  # The node that passed the request on.
@@ -34,9 +34,8 @@ SEQUENCE = "Quire-Sequence"
 HISTORY = "Quire-History"  # In hex: that of a session, of a reader's position, or of an answer.
 INDEX_HIGHEST = 2**64 - 1
 
-_SAFE_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{REQUEST_ID_CHARACTERS}}}")
-_PROCESS = os.urandom(6).hex()
-_numbers = count(1)
+_SAFE_ID = re.compile(rf"([A-Za-z0-9._:-]{{1,{REQUEST_ID_CHARACTERS}}})")
+_HOP_ID = re.compile(rf"{_SAFE_ID.pattern}:[0-9a-f]{{1,16}}")
 
 
 def identify(request: web.BaseRequest) -> str:
@@ -46,11 +45,20 @@ def identify(request: web.BaseRequest) -> str:
     to do with that request.
     """
     given = request.headers.get(REQUEST_ID)
-    request_id = given if given is not None and _SAFE_ID.fullmatch(given) else f"{_PROCESS}-{next(_numbers):x}"
-    request[REQUEST_ID_KEY] = request_id
+    match = None if given is None else _id_in(given, is_forwarded=FORWARDED in request.headers)
+    if given is None or match is None:
+        request_id = answer_id = new_request_id()
+    else:
+        request_id, answer_id = match[1], given
+    request[REQUEST_ID_KEY], request[ANSWER_ID_KEY] = request_id, answer_id
     if request.path not in PEER_PATHS:
         bind_contextvars(request_id=request_id)
     return request_id
+
+
+def _id_in(given: str, *, is_forwarded: bool) -> re.Match[str] | None:
+    # A node of an older version forwards an id as it came.
+    return (_HOP_ID.fullmatch(given) if is_forwarded else None) or _SAFE_ID.fullmatch(given)
 
 
 def waits_on_purpose(request: web.BaseRequest) -> bool:

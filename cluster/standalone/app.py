@@ -23,8 +23,9 @@ from ..http.admission.slow_callers import STALL_TIMEOUT_S, BodyPace
 from ..http.app import errors_as_problems, set_headers_of_all
 from ..http.bodies import JSON, OCTETS, answer, content_type_of, decode_records, read_body
 from ..http.front_page import FrontPage, front_page
-from ..http.request import REQUEST_ID, integer_of, parameters_of, parse_integer
+from ..http.request import integer_of, parameters_of, parse_integer
 from ..http.routes.records import BIN_LIMIT_BYTES, BODIES
+from ..request_id import REQUEST_ID
 from ..rows import KIND_NAMES
 from ..values import decode_json
 from .config import MODE

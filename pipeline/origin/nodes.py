@@ -1,7 +1,8 @@
 """HTTP requests to the nodes of a cluster, one after another, until one returns the requested data.
 
 A stretch of the log is the same on every node that has it, so any node will do: followers are asked first, in an order
-that differs between tasks, and the leader last. Tasks need only the standard library's HTTP client.
+that differs between tasks, and the leader last. Tasks need only the standard library's HTTP client. Connections are
+kept open, so each request has an id, and the answer to another one is dropped (`quire.cluster.request_id`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import NamedTuple, TypeVar
 import orjson
 
 from quire.cluster.access.client_credentials import Shown
+from quire.cluster.request_id import OTHER_ANSWER, REQUEST_ID, new_request_id
 
 from ..errors import ClusterUnavailable, PipelineError
 from .access import PLAIN, Access, NodeConnection
@@ -176,8 +178,11 @@ class Nodes:
 
     def _send(self, server: str, connection: NodeConnection, path: str, accept: str, shown: Shown) -> Answer:
         try:
-            connection.request("GET", path, headers={"Accept": accept, **shown.headers})
+            sent = new_request_id()
+            connection.request("GET", path, headers={"Accept": accept, REQUEST_ID: sent, **shown.headers})
             response = connection.getresponse()
+            if response.headers.get(REQUEST_ID, sent) != sent:
+                raise HTTPException(OTHER_ANSWER)
             body = response.read(MAX_ANSWER_BYTES + 1)
             if len(body) > MAX_ANSWER_BYTES:
                 raise TryNext(f"its answer exceeds the limit of {MAX_ANSWER_BYTES} bytes")

@@ -10,6 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from quire.cluster.http.problems import problem
+from quire.cluster.request_id import REQUEST_ID
 from quire.log import pack
 
 Step = Callable[[web.Request], web.Response | None]
@@ -31,7 +32,13 @@ class ScriptedServer:
             assert request.transport is not None
             request.transport.abort()
             return web.Response()
+        if not isinstance(answer, _Foreign):
+            answer.headers[REQUEST_ID] = request.headers.get(REQUEST_ID, "")
         return answer
+
+
+class _Foreign(web.Response):
+    """Of no node."""
 
 
 @asynccontextmanager
@@ -116,7 +123,7 @@ def refusing(status: int, name: str, leader: str | None = None, **members: objec
 
 def foreign(status: int) -> Step:
     """The answer of a proxy."""
-    return lambda _request: web.Response(status=status, text="<html>bad gateway</html>")
+    return lambda _request: _Foreign(status=status, text="<html>bad gateway</html>")
 
 
 def broken(_request: web.Request) -> None:

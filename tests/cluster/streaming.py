@@ -16,6 +16,7 @@ from aiohttp import WSMsgType, web
 from aiohttp.typedefs import Middleware
 
 from quire.cluster.http.problems import TYPE_PREFIX
+from quire.cluster.request_id import REQUEST_ID
 from quire.log import pack
 from quire.replication.address import host_and_port
 from tests.packed import unpacked
@@ -242,6 +243,7 @@ async def streaming(
             web.get("/commands/stream", server.stream),
         ]
     )
+    app.on_response_prepare.append(_set_request_id)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
@@ -251,6 +253,10 @@ async def streaming(
         yield server
     finally:
         await runner.cleanup()
+
+
+async def _set_request_id(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers[REQUEST_ID] = request.headers.get(REQUEST_ID, "")
 
 
 @dataclass

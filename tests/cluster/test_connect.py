@@ -13,7 +13,7 @@ from tests.cluster.test_client import closed_port
 
 # What a client may load of quire. A node's modules, and the log's, would double the time that a command takes to start.
 OF_A_CLIENT = {
-    "quire.cluster": {"client", "access", "errors", "outgoing"},
+    "quire.cluster": {"client", "access", "errors", "outgoing", "request_id"},
     "quire.cluster.access": {"client_credentials", "files", "roles", "tls", "tokens"},
     "quire.log": {"errors", "packing"},
     "quire.replication": {"address"},

@@ -12,7 +12,8 @@ from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from quire.cluster.http import app
-from quire.cluster.http.request import REQUEST_ID, REQUEST_ID_CHARACTERS, RateLimitedLog
+from quire.cluster.http.request import FORWARDED, REQUEST_ID_CHARACTERS, RateLimitedLog
+from quire.cluster.request_id import REQUEST_ID
 from quire.log import pack
 from tests.cluster.running import RunningCluster, running_cluster
 from tests.packed import unpacked
@@ -67,6 +68,18 @@ async def test_an_id_that_is_unsafe_is_replaced(cluster: RunningCluster, at: str
 
     assert reply.status == 200
     assert reply.headers[REQUEST_ID] not in ("", given)
+
+
+@pytest.mark.parametrize(
+    ("given", "callers"),
+    [("order:17:1f", "order:17"), ("order", "order"), ("order:x", "order:x"), (LONGEST + ":1f", LONGEST)],
+)
+async def test_a_forwarded_id_is_returned_whole_and_its_caller_s_part_is_shown(
+    cluster: RunningCluster, given: str, callers: str
+) -> None:
+    reply = await cluster.ask("n1", "GET", "/nowhere", headers={REQUEST_ID: given, FORWARDED: "n2"})
+
+    assert (reply.headers[REQUEST_ID], reply.document["request_id"]) == (given, callers)
 
 
 @EVERYWHERE

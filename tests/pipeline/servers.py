@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from quire.cluster.request_id import REQUEST_ID
 from quire.log.frames import walk_headers
 from tests.pipeline.logs import CLUSTER
 
@@ -21,14 +22,17 @@ Answers = Mapping[str, Told | Callable[[dict[str, int]], Told]]
 
 
 @contextmanager
-def serving(answers: Answers, *, tls: ssl.SSLContext | None = None, tokens: Collection[str] = ()) -> Generator[str]:
+def serving(
+    answers: Answers, *, tls: ssl.SSLContext | None = None, tokens: Collection[str] = (), doubles: bool = False
+) -> Generator[str]:
     """A server that answers each path, always the same or by the query's numbers; its address.
 
-    With `tokens`, callers must show one of them.
+    With `tokens`, callers must show one of them. If it `doubles`, a copy of each answer comes before the next one.
     """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        previous = b""
 
         def do_GET(self) -> None:
             asked = urlsplit(self.path)
@@ -38,10 +42,12 @@ def serving(answers: Answers, *, tls: ssl.SSLContext | None = None, tokens: Coll
             status, body = answer
             if tokens and self.headers.get("Authorization", "").removeprefix("Bearer ") not in tokens:
                 status, body = 401, b'{"detail": "the token is not known"}'
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            request_id = self.headers.get(REQUEST_ID, "")
+            head = f"HTTP/1.1 {status} -\r\nContent-Length: {len(body)}\r\n{REQUEST_ID}: {request_id}\r\n\r\n"
+            whole = head.encode() + body
+            self.wfile.write(self.previous + whole)
+            if doubles:
+                self.previous = whole
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
             pass

@@ -259,6 +259,13 @@ def test_an_answer_has_a_limit(monkeypatch: pytest.MonkeyPatch, size: int, passe
                 nodes.first("/records", "it", lambda answer: answer)
 
 
+def test_an_answer_that_comes_twice_is_not_the_answer_to_the_next_request() -> None:
+    paths = ("/index_bounds", "/state", "/records", "/status")
+    told = {path: (200, path.encode()) for path in paths}
+    with serving(told, doubles=True) as server, closing(Nodes([server], 30.0)) as nodes:
+        assert [nodes.first(path, "it", lambda answer: answer.body.decode()) for path in paths] == list(paths)
+
+
 def test_a_node_that_says_nothing_is_given_up_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quire.pipeline.origin.nodes, "ATTEMPT_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -22,6 +22,8 @@ from ...access.client_credentials import ClientCredentials, Shown
 from ...client import ClientError
 from ...client.documents import value_of
 from ...client.transport import FORBIDDEN, MSGPACK, OWN_TYPE, TLS_REQUIRED, Reply
+from ...outgoing import OwnAnswer
+from ...request_id import REQUEST_ID, new_request_id
 
 DOCUMENTS = frozenset({MSGPACK, "application/json"})
 DIAL_S = 1.0  # Within each request's own timeout.
@@ -93,7 +95,9 @@ class NodeCaller:
         self._session: aiohttp.ClientSession
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(connector=Connector(Names(), DIAL_S), cookie_jar=aiohttp.DummyCookieJar())
+        self._session = aiohttp.ClientSession(
+            connector=Connector(Names(), DIAL_S), cookie_jar=aiohttp.DummyCookieJar(), response_class=OwnAnswer
+        )
         return self
 
     async def __aexit__(
@@ -124,7 +128,7 @@ class NodeCaller:
         try:
             async with self._session.get(
                 shown.url(server, path),
-                headers={"Accept": MSGPACK, **shown.headers},
+                headers={"Accept": MSGPACK, REQUEST_ID: new_request_id(), **shown.headers},
                 ssl=shown.context or True,
                 server_hostname=shown.server_name,
                 timeout=aiohttp.ClientTimeout(total=timeout_s),

@@ -33,7 +33,7 @@ from quire.replication.net.sockets import drop_frames
 from ...access.tls import Certificate, Tls, expiry_of, node_in
 from ...errors import Malformed
 from ..problems import problem_of
-from ..request import REQUEST_ID, RateLimitedLog, identify, waits_on_purpose
+from ..request import RateLimitedLog, identify, waits_on_purpose
 from .addresses import share_of
 from .reading import ReadingTurns
 
@@ -270,7 +270,6 @@ class Connection(RequestHandler):
             rate_limited.warning("not HTTP", why=reason, peer=peer)
         refused = problem_of(Malformed(f"this cannot be read as HTTP: {reason}"), request_id)
         response = _ToNoRequest(body=refused.body, status=refused.status, headers=refused.headers)
-        response.headers[REQUEST_ID] = request_id
         response.force_close()
         return response
 
