@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from tests.tidy.tree import Finding, Source, Tree
 
 PACKAGES = ["cluster", "log", "pipeline", "replication", "sm"]
-FOLDERS = [*PACKAGES, "src", "tests", "benchmarks", "deploy", "docs", "examples", ".ci"]
+FOLDERS = [*PACKAGES, "src", "tests", "benchmarks", "deploy", "docs", "examples", "findings", ".ci"]
 PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE"]
 FILES = [*PAGES, "pyproject.toml", "Makefile", ".gitignore", ".dockerignore", ".pre-commit-config.yaml"]
 TOP_LEVEL = frozenset([*FOLDERS, *FILES])
