@@ -134,7 +134,8 @@ class Replica(Generic[OwnerT]):
             state.next_stream_id,
             Trust(options.secrets, book.is_member, options.certificates),
             book,
-            options.seeds,
+            # Another history may go on where a restored or recovered node's configuration has the others.
+            [*options.seeds, *book.left_behind()],
             options.max_frame_bytes,
             options.core.election_timeout_us / MICROSECONDS,
         )

@@ -1,7 +1,8 @@
 """`quire status` and `quire status --watch`: what is wrong with a cluster, and the status of every node side by side.
 
-The exit code is for scripts and monitors: 0 if every member answers and is ready, 1 if one does not, 3 if no server
-gave a status. `--watch` asks all nodes again at every interval, each with a deadline of a second.
+The exit code is for scripts and monitors: 0 if every member answers and is ready, 1 if one does not, or hears a node
+of another history, 3 if no server gave a status. `--watch` asks all nodes again at every interval, each with a deadline
+of a second.
 """
 
 import asyncio
@@ -199,7 +200,7 @@ def _same_for(others: Sequence[NoAnswer]) -> str:
 
 
 def _is_well(found: Survey) -> bool:
-    return all(row.is_ready for row in found.rows.values()) and all(log.reason is None for log in found.logs)
+    return all(row.is_well for row in found.rows.values()) and all(log.reason is None for log in found.logs)
 
 
 def _exit_of(found: Survey) -> Exit:

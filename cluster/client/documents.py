@@ -284,7 +284,8 @@ class Status(TypedDict):
     """A node's status; `docs/architecture.md` says what the fields mean.
 
     Until a node has joined its cluster, it has only the fields up to `alarms`, and only the name of its machine.
-    `nodes` and `clock_offsets_us` are a leader's, `stream` is a follower's; an older version has no `cursors`.
+    `nodes` and `clock_offsets_us` are a leader's, `stream` is a follower's; an older version has neither `cursors` nor
+    `other_histories`.
     """
 
     node_id: str
@@ -326,6 +327,7 @@ class Status(TypedDict):
     leaders: list[LeaderChange]
     fitness: Fitness
     cursors: NotRequired[CursorsStatus]
+    other_histories: NotRequired[dict[str, str]]
     nodes: NotRequired[dict[str, NodePosition]]
     clock_offsets_us: NotRequired[dict[str, int]]
     stream: NotRequired[Stream]

@@ -74,6 +74,10 @@ class Book:
         named = {member.node_id for member in members.members}
         return (named | {node for node in others if not self.was_removed(node)}) - {self._me}
 
+    def left_behind(self) -> list[str]:
+        """The configured addresses of nodes that the log removed. One that begins a history removed all others."""
+        return [address for node_id, address in self._configured.items() if self.was_removed(node_id)]
+
     def is_certain(self, node_id: str) -> bool:
         """Whether this is a member by the log or the configuration, and not only by what a peer says."""
         known = self._members()[1].of_node(node_id) is not None

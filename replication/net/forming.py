@@ -69,7 +69,7 @@ class Forming:
         self._formation = Formation(me, address, initial)
         self._trust = trust
         self._book = book
-        self._seeds = Seeds(seeds, self.me, trust, self._seed_found)
+        self._seeds = Seeds(seeds, self.me, trust, self._seed_found, self.peer_foreign)
         self._session: ClientSession
         self._make_genesis = make_genesis
         self._found: asyncio.Future[Members | bytes] = asyncio.get_running_loop().create_future()
@@ -168,7 +168,7 @@ class Forming:
         """Note the refusal: `awaited` reports it, and it is logged while the node waits."""
         self.failures[f"link from {node_id}"] = reason
 
-    def peer_foreign(self, node_id: str) -> None:
+    def peer_foreign(self, peer: PeerInfo) -> None:
         """No cluster is foreign to a node without one."""
 
     def duplicate_refused(self, peer: PeerInfo) -> None:

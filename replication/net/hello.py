@@ -4,6 +4,8 @@
     dialler -> dialled   Hello {protocol, purpose, info, nonce, mac}
     dialled -> dialler   Welcome {info, mac}   or   Refused {code, reason}, and the end
 
+A peer of another history gets a welcome as well, before the end: both have the other's proof, and a refusal has none.
+
 A challenge has the lowest and the highest protocol of its sender, a hello the one that the dialler chose. An info has
 the features that its sender's program offers, and the fingerprint of its machine's code, which no rule reads. A peer
 that does not offer a feature in the log is refused.
@@ -124,13 +126,16 @@ class OtherCertificate(PeerRefused):
 
 
 class ForeignCluster(PeerRefused):
-    """This node refuses a peer of another cluster. (A refusal by the peer is a plain `PeerRefused`.)"""
+    """This node refuses a peer of another cluster, or of another history of this one, which proved what it must.
+
+    A refusal by the peer is a plain `PeerRefused`.
+    """
 
     def __init__(self, peer: PeerInfo) -> None:
         super().__init__(
             FOREIGN_CLUSTER, f"{peer.node_id} is of cluster {peer.cluster_id.hex()}, which is not this one"
         )
-        self.node_id = peer.node_id
+        self.peer = peer
 
 
 LINK_FAILURES = (ClientError, OSError, asyncio.TimeoutError, BadMessage, PeerRefused)
@@ -184,13 +189,17 @@ def mac(
     return hmac.digest(secret, pack(said), "sha256")
 
 
+def _is_foreign(me: PeerInfo, peer: PeerInfo) -> bool:
+    return me.is_formatted and peer.is_formatted and me.cluster_id != peer.cluster_id
+
+
 def check_peer(me: PeerInfo, peer: PeerInfo) -> None:
     """Check that this node may communicate with the peer. An unformatted node may with any.
 
     Raises:
         PeerRefused: the peer is of another cluster, has this node's id, or lacks a feature in the log.
     """
-    if me.is_formatted and peer.is_formatted and me.cluster_id != peer.cluster_id:
+    if _is_foreign(me, peer):
         raise ForeignCluster(peer)
     if me.node_id == peer.node_id:
         raise PeerRefused(SAME_NODE, f"this node is {me.node_id}, too")
@@ -372,6 +381,7 @@ async def answer_hello(
     The peer must prove one of the secrets; it gets a proof of the same one. `admit` may refuse it.
 
     Raises:
+        ForeignCluster: it is of another cluster or history; it was sent what it needs to refuse this node as well.
         PeerRefused: this node refuses it, and has sent it the reason.
         BadMessage, ConnectionResetError: the peer does not speak this protocol, or is gone.
     """
@@ -388,14 +398,16 @@ async def answer_hello(
             given,
             peer.node_id,
         )
-        check_peer(me, peer)
-        if admit is not None:
-            await admit(peer)
+        if not _is_foreign(me, peer):
+            check_peer(me, peer)
+            if admit is not None:
+                await admit(peer)
     except PeerRefused as error:
         await socket.send_bytes(pack(["refused", error.code, error.reason]))
         raise
     proof = mac(secret, "dialled", nonce, dialler_nonce, purpose, me, protocol)
     await socket.send_bytes(pack([_row(me), proof]))
+    check_peer(me, peer)
     return peer
 
 
@@ -412,11 +424,11 @@ class HelloServer:
         trust: Trust,
         admit: Admit | None = None,
         doubted: Callable[[str, str], None] | None = None,
-        foreign: Callable[[str], None] | None = None,
+        foreign: Callable[[PeerInfo], None] | None = None,
     ) -> None:
         """`doubted` gets the id that a peer claims, if it is a member's, and why it does not prove that it is that one.
 
-        `foreign` gets the id of a peer of another cluster that proved itself.
+        `foreign` gets a peer of another cluster or history that is believed otherwise.
         """
         self._me = me
         self._purpose = purpose
@@ -446,8 +458,9 @@ class HelloServer:
                 self._doubted(error.node_id, str(error))
             raise
         except ForeignCluster as error:
-            if self._foreign is not None and self._trust.proves:
-                self._foreign(error.node_id)
+            shown = self._trust.shown_by(request)
+            if self._foreign is not None and self._trust.doubt_of_peer(error.peer.node_id, shown) is None:
+                self._foreign(error.peer)
             raise
         finally:
             self._unproved.pop(socket, None)

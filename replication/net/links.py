@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from aiohttp import (
     ClientConnectorError,
@@ -97,6 +97,21 @@ class StreamProgress:
     received_bytes: int = 0
 
 
+class OtherHistory(NamedTuple):
+    """What a peer of another history, or of another cluster, proved to this node."""
+
+    history: bytes
+    heard_at: float
+    """When it did last, by the loop's clock, in seconds."""
+
+    def alarm(self, node_id: str) -> str:
+        """The alarm about that peer."""
+        return (
+            f"{node_id} is of another history, {self.history.hex()}: what passes for one cluster takes writes in two; "
+            "keep one, stop the nodes of the other, and start them with empty directories and --join"
+        )
+
+
 @dataclass(slots=True)
 class PeerReports:
     """Facts about peers that no rule reads, for status and alarms: about members and dialled peers.
@@ -106,6 +121,8 @@ class PeerReports:
 
     failures: dict[str, str] = field(default_factory=dict)
     foreign: set[str] = field(default_factory=set)
+    histories: dict[str, OtherHistory] = field(default_factory=dict)
+    """The peers of other histories that were heard recently, by node id; at most MAX_MEMBERS."""
     alarms: dict[str, str] = field(default_factory=dict)
     codes: dict[str, bytes] = field(default_factory=dict)
     """The fingerprint of each peer's machine, by node id, since it was linked last; see `PeerInfo.code`."""
@@ -139,8 +156,8 @@ class LinkEvents(Protocol):
         """A caller that claims to be this member dialled this node without proving that it is."""
         ...
 
-    def peer_foreign(self, node_id: str) -> None:
-        """A peer of another cluster that proved itself to this node dialled it."""
+    def peer_foreign(self, peer: PeerInfo) -> None:
+        """A believed peer of another cluster or history dialled this node."""
         ...
 
     def duplicate_refused(self, peer: PeerInfo) -> None:

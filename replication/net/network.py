@@ -39,7 +39,7 @@ from .hello import (
     PeerRefused,
     dial,
 )
-from .links import Link, LinkServer, PeerReports, failure_of
+from .links import Link, LinkServer, OtherHistory, PeerReports, failure_of
 from .seeds import Seeds
 from .sockets import close_socket, end_all
 from .streams import Streams
@@ -47,6 +47,8 @@ from .trust import Trust
 
 GUEST_S = 600.0
 """A peer that is not a member is forgotten when its link has been down for this long."""
+HISTORY_S = 60.0
+"""For how long the alarm about a peer of another history lasts after it was heard last. It is dialled every 2 s."""
 DOUBT_S = 60.0
 """How often to log that a caller claims to be a member without proving it."""
 
@@ -83,7 +85,7 @@ class Network:
         self.book = book
         self._election_timeout_s = election_timeout_s
         self._session: ClientSession | None = None
-        self._seeds = Seeds(seeds, self.me, trust, self._seed_found)
+        self._seeds = Seeds(seeds, self.me, trust, self._seed_found, self._history_met)
         self._directories: dict[str, tuple[PeerInfo, int]] = {}
         """To which peer, and of which record, a directory was sent last."""
         self._links: dict[str, Link] = {}
@@ -166,11 +168,16 @@ class Network:
         return True
 
     def forget_guests(self) -> None:
-        """Forget peers that are not members, or no longer, and whose links have been down for long."""
-        latest = self._now() - GUEST_S
+        """Forget peers that are not members, or no longer, and whose links have been down for long.
+
+        Also those of other histories that are heard no more.
+        """
+        now, met = self._now(), self.reports.histories
         for node_id, since in list(self._down_since.items()):
-            if since <= latest and node_id not in self.book.peers():
+            if since <= now - GUEST_S and node_id not in self.book.peers():
                 self._forget(node_id)
+        for node_id in [node_id for node_id, other in met.items() if other.heard_at <= now - HISTORY_S]:
+            del met[node_id]
 
     def _forget(self, node_id: str) -> None:
         link = self._links.pop(node_id)
@@ -269,6 +276,7 @@ class Network:
         """Messages to this peer can arrive now."""
         self.reports.failures.pop(peer.node_id, None)
         self.reports.foreign.discard(peer.node_id)
+        self.reports.histories.pop(peer.node_id, None)
         self._down_since.pop(peer.node_id, None)
         if peer.node_id in self._links:
             self.reports.codes[peer.node_id] = peer.code
@@ -288,15 +296,28 @@ class Network:
         if node_id not in self._links:
             return
         self.reports.failures[node_id] = failure_of(error)
+        if isinstance(error, ForeignCluster):
+            self._history_met(error.peer)
         if not (isinstance(error, PeerRefused) and error.code == FOREIGN_CLUSTER):
             self.reports.foreign.discard(node_id)
         elif isinstance(error, ForeignCluster) or not self.trust.proves:
             self._is_foreign(node_id)
 
-    def peer_foreign(self, node_id: str) -> None:
-        """A peer of another cluster proved itself to this node."""
-        if node_id in self._links:
-            self._is_foreign(node_id)
+    def peer_foreign(self, peer: PeerInfo) -> None:
+        """Raise an alarm. A member's word counts for more if it proved itself: this node may have a wrong disk."""
+        self._history_met(peer)
+        if peer.node_id in self._links and self.trust.proves:
+            self._is_foreign(peer.node_id)
+
+    def _history_met(self, peer: PeerInfo) -> None:
+        """Rule 10: a believed peer is of another history. Which of the two goes on, an operator must decide."""
+        met = self.reports.histories
+        known = met.get(peer.node_id)
+        if known is None and len(met) >= MAX_MEMBERS:
+            return
+        met[peer.node_id] = other = OtherHistory(peer.cluster_id, self._now())
+        if known is None:
+            self._health.alarmed(other.alarm(peer.node_id))
 
     def _is_foreign(self, node_id: str) -> None:
         self.reports.foreign.add(node_id)

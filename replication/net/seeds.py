@@ -1,6 +1,7 @@
 """Finds out which nodes answer at the addresses of `--join`. With their ids, they are dialled like other peers.
 
-With certificates the certificate names the node; else its hello does. An address is asked until it has answered.
+With certificates the certificate names the node; else its hello does. An address is asked until a node of this cluster
+has answered. One of another history is reported each time.
 """
 
 import asyncio
@@ -8,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from aiohttp import ClientSession
 
-from .hello import LINK_FAILURES, PeerInfo, dial
+from .hello import LINK_FAILURES, ForeignCluster, PeerInfo, dial
 from .links import failure_of
 from .sockets import close_socket, end_all
 from .trust import Trust
@@ -26,12 +27,14 @@ class Seeds:
         me: Callable[[], PeerInfo],
         trust: Trust,
         found: Callable[[str, str], None],
+        foreign: Callable[[PeerInfo], None],
     ) -> None:
-        """`found` gets a node id and its address."""
+        """`found` gets a node id and its address, `foreign` a node of another history."""
         self._addresses = addresses
         self._me = me
         self._trust = trust
         self._found = found
+        self._foreign = foreign
         self.known: dict[str, str] = {}
         """The addresses that have answered, by node id."""
         self.failures: dict[str, str] = {}
@@ -54,6 +57,8 @@ class Seeds:
                 node_id = await self._node_at(session, address)
             except LINK_FAILURES as error:
                 self.failures[address] = failure_of(error)
+                if isinstance(error, ForeignCluster):
+                    self._foreign(error.peer)
             else:
                 self.failures.pop(address, None)
                 self.known[node_id] = address
@@ -63,9 +68,10 @@ class Seeds:
 
     async def _node_at(self, session: ClientSession, address: str) -> str:
         """The node that answers there. Raises one of LINK_FAILURES."""
+        expected = None
         if self._trust.certificates is not None:
             async with asyncio.timeout(ASK_TIMEOUT_S):
-                return await self._trust.certificates.node_at(address)
-        socket, peer = await dial(session, address, self._me, None, "peer", self._trust, None)
+                expected = await self._trust.certificates.node_at(address)
+        socket, peer = await dial(session, address, self._me, expected, "peer", self._trust, None)
         await close_socket(socket)
         return peer.node_id

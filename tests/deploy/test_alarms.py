@@ -53,6 +53,8 @@ PLACES: dict[str, tuple[str, ...]] = {
     "replication/core/election.py Candidate.begin_vote": ("the epochs are used up",),
     "replication/core/state.py State.alarm": PASSED_ON,
     "replication/driver.py Driver._tell_node": PASSED_ON,
+    "replication/net/links.py OtherHistory.alarm": ("is of another history",),
+    "replication/net/network.py Network._history_met": PASSED_ON,
     "replication/net/network.py Network._removal_claimed": ("says that this node was removed at index",),
     "replication/net/network.py Network.duplicate_refused": ("a second process of",),
     "replication/net/network.py Network.peer_doubted": ("was refused",),

@@ -72,8 +72,8 @@ class Recorder:
     def peer_doubted(self, node_id: str, reason: str) -> None:
         self.doubts.append((node_id, reason))
 
-    def peer_foreign(self, node_id: str) -> None:
-        self.foreign.append(node_id)
+    def peer_foreign(self, peer: PeerInfo) -> None:
+        self.foreign.append(peer.node_id)
 
     def peer_replaced(self, peer: PeerInfo) -> None:
         self.replaced.append(peer)

@@ -28,6 +28,11 @@ def test_the_log_is_tried_first_then_each_other_source_and_a_link_instead_of_all
     assert book.addresses_of("n4") == []
 
 
+def test_configured_nodes_that_the_log_removed_are_asked_who_they_are_and_not_dialled_as_members() -> None:
+    book = book_of(in_log("n1", "n2", removed=("n3", "n4")), {"n1": "n1:1", "n2": "n2:1", "n3": "n3:1", "n5": "n5:1"})
+    assert (book.left_behind(), book.peers()) == (["n3:1"], {"n2", "n5"})
+
+
 def test_a_directory_counts_only_while_it_is_of_a_later_record_than_this_log() -> None:
     book = book_of(in_log("n1", "n2"))
     book.learnt("n2", RECORD, {"n4": "n4:1"})

@@ -14,6 +14,7 @@ from quire.replication.net.hello import (
 )
 from quire.replication.net.hello import (
     NONCE_BYTES,
+    ForeignCluster,
     PeerInfo,
     PeerRefused,
     answer_hello,
@@ -100,6 +101,21 @@ async def test_nodes_with_unequal_secrets_refuse_each_other_and_both_know_why(
 async def test_a_node_of_another_cluster_is_refused() -> None:
     ends = await meet(dialler(who("n1")), dialled(who("n2", cluster_id=b"another cluster.")))
     assert [code(end) for end in ends] == ["foreign_cluster", "foreign_cluster"]
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+async def test_two_nodes_of_unequal_histories_both_have_the_others_proof_and_refuse(secret: bytes | None) -> None:
+    other = who("n2", cluster_id=b"another history.")
+    ends = await meet(dialler(who("n1"), secret), dialled(other, secret))
+    assert [(type(end), getattr(end, "peer", None)) for end in ends] == [
+        (ForeignCluster, other),
+        (ForeignCluster, who("n1")),
+    ]
+
+
+async def test_a_dialler_that_proves_no_secret_gets_no_proof_of_another_history() -> None:
+    ends = await meet(dialler(who("n1"), OTHER), dialled(who("n2", cluster_id=b"another history."), SECRET))
+    assert [code(end) for end in ends] == ["peer_secret", "peer_secret"]
 
 
 async def test_an_unformatted_node_and_any_other_accept_each_other() -> None:

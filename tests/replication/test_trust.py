@@ -281,12 +281,14 @@ async def test_invented_ids_fill_neither_the_links_nor_what_is_reported() -> Non
             network.peer_dialled(guest)
             network.message_received(guest, PositionReport(7, 7, bytes(16)))
             network.duplicate_refused(guest)
+            network.peer_foreign(guest)
         await until(lambda: len(network.reports.failures) == MAX_MEMBERS)
 
         assert len(dialled()) == MAX_MEMBERS
         assert "n2" in dialled()
         assert (network.reports.alarms, node.replica.lags.positions, node.owner.positions) == ({}, {}, {})
-        assert (node.owner.alarms, network.reports.codes, network.reports.foreign) == ([], {}, set())
+        assert (len(network.reports.histories), len(node.owner.alarms)) == (MAX_MEMBERS, MAX_MEMBERS)
+        assert (network.reports.codes, network.reports.foreign) == ({}, set())
 
 
 async def test_a_member_that_only_the_log_names_is_dialled_though_guests_fill_the_table() -> None:
@@ -415,3 +417,79 @@ async def test_who_does_not_know_the_secret_halts_nobody_by_saying_that_it_is_of
 async def test_without_a_secret_the_word_of_a_majority_that_it_is_another_cluster_is_taken() -> None:
     async with among_strangers(None) as (_, _, node):
         assert "another cluster than n2, n3" in node.owner.halts[0]
+
+
+# A peer of another history
+
+
+HISTORY = bytes(reversed(range(16)))
+
+
+@asynccontextmanager
+async def beside(secret: bytes | None) -> AsyncGenerator[tuple[Running, str, Recorder, ClientSession]]:
+    """n1 of two and its address; at that of n2 answers a node of another history, which records what it hears."""
+    told = Recorder(who("n2", cluster_id=HISTORY))
+    server = LinkServer(told, Trust(() if secret is None else (secret,), MEMBERS.__contains__))
+    cluster = Cluster("n1", "n2", secret=secret)
+    async with listening({"/peer": server.serve}) as second, calling() as session:
+        cluster.addresses = {"n1": f"{HOST}:1", "n2": second}
+        node = cluster.make("n1")
+        async with listening({"/peer": node.replica.network.link_server.serve}) as address:
+            try:
+                yield node, address, told, session
+            finally:
+                await node.replica.stop()
+
+
+async def says(session: ClientSession, address: str, node_id: str, secret: bytes | None) -> None:
+    """A caller says that it is this node, of another history; it is refused."""
+    with pytest.raises(PeerRefused):
+        await dial(session, address, lambda: who(node_id, cluster_id=HISTORY), "n1", "peer", trusting(secret), None)
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+async def test_a_node_that_dials_another_history_and_the_one_that_is_dialled_both_hear_of_it(
+    secret: bytes | None,
+) -> None:
+    async with beside(secret) as (node, _, told, session):
+        node.replica.start(session, nominated=False)
+        reports = node.replica.network.reports
+        await until(lambda: reports.histories and told.foreign)
+        assert ({met: other.history for met, other in reports.histories.items()}, told.foreign) == (
+            {"n2": HISTORY},
+            ["n1"],
+        )
+        assert node.owner.alarms == [reports.histories["n2"].alarm("n2")]
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+async def test_an_alarm_of_another_history_is_raised_once_and_ends_when_the_peer_is_of_this_one_or_silent(
+    secret: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with beside(secret) as (node, address, _, session):
+        network = node.replica.network
+        for _ in range(2):
+            await says(session, address, "n2", secret)
+        await until(lambda: network.reports.histories)
+        network.forget_guests()
+        assert (list(network.reports.histories), len(node.owner.alarms)) == (["n2"], 1)
+        network.link_up(who("n2"))
+        assert network.reports.histories == {}
+
+        await says(session, address, "n2", secret)
+        await until(lambda: network.reports.histories)
+        monkeypatch.setattr("quire.replication.net.network.HISTORY_S", 0.0)
+        network.forget_guests()
+        assert network.reports.histories == {}
+
+
+@pytest.mark.parametrize(
+    ("secret", "claimed", "given"), [(None, "n9", None), (SECRET, "n2", OTHER), (SECRET, "n2", None)]
+)
+async def test_a_stranger_that_says_another_history_raises_no_alarm(
+    secret: bytes | None, claimed: str, given: bytes | None
+) -> None:
+    async with beside(secret) as (node, address, _, session):
+        await says(session, address, claimed, given)
+        await until(lambda: not node.replica.network.link_server._hellos._unproved)  # pyright: ignore[reportPrivateUsage]
+        assert node.replica.network.reports.histories == {}

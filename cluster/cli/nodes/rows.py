@@ -44,6 +44,11 @@ class NodeRow(NamedTuple):
         """Whether the node answers and should get traffic."""
         return self.status is not None and self.status.get("ready", not self.status.get("reasons"))
 
+    @property
+    def is_well(self) -> bool:
+        """Whether the node is ready and hears no node of another history: both take writes, whoever is ready."""
+        return self.is_ready and self.status is not None and not self.status.get("other_histories")
+
     def document(self) -> dict[str, object]:
         """For JSON."""
         return {"address": self.address, "status": self.status, "answer": self.answer, "failure": self.failure}

@@ -78,6 +78,7 @@ def node_status(node: NodeView) -> dict[str, Any]:
         "members": _rows(status.members),
         "links": sorted(status.links),
         "link_failures": dict(replica.network.reports.failures),
+        "other_histories": {node: other.history.hex() for node, other in replica.network.reports.histories.items()},
         "refused_messages": dict(status.refused),
         **node.leadership.document(),
         "fitness": fitness_document(status.fitness, node.config.data_dir),
@@ -160,16 +161,17 @@ def alarms(components: Components, digests: Digests, fitness: list[str]) -> list
     """The alarms for an operator: its unfitness (`fitness_alarms`), duplicates of it, a lost or overdue snapshot, and
     cursors that hold no more or whose records expired.
 
-    Also nodes whose digest differs from this node's, implausible messages from peers (rules 18 and 19), and, on a
-    leader, clocks that are wrong.
+    Also peers of other histories, nodes whose digest differs from this node's, implausible messages from peers (rules
+    18 and 19), and, on a leader, clocks that are wrong.
     """
-    replica = components.replica
+    replica, reports = components.replica, components.replica.network.reports
     status = replica.core.status()
     differing = [difference.alarm(node_id) for node_id, difference in digests.differing.items()]
     own = [alarm for alarm in (*fitness, components.compaction.snapshotting.alarm) if alarm]
     own += [*components.compaction.retention.alarms(), *components.cursor_lags.alarms()]
     clocks = clock_alarms({} if status.leader is None else status.leader.clock_offsets_us)
-    return sorted([*replica.network.reports.alarms.values(), *status.alarms.values(), *differing, *clocks, *own])
+    own += [other.alarm(node_id) for node_id, other in reports.histories.items()]
+    return sorted([*reports.alarms.values(), *status.alarms.values(), *differing, *clocks, *own])
 
 
 def standing_alarms(node: NodeView) -> list[str]:
