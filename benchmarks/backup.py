@@ -127,7 +127,7 @@ def measure(folder: Path, servers: str, size: int, to: Path) -> None:
     row("backup, alone", run([*QUIRE, "backup", str(again), "--server", servers]), held)
     shutil.rmtree(again)
     row("verify", run([*QUIRE, "backup", "verify", str(backup)]), held)
-    row("restore", run([*QUIRE, "restore", str(backup), "--data-dir", str(restored)]), held)
+    row("restore", run([*QUIRE, "restore", str(backup), "--data-dir", str(restored), "--new-history"]), held)
     row("bare copy", run(["sh", "-c", f"cp -r {backup}/frames {copy} && sync -f {copy}"]), held)
     print(f"writer before: {before}\nwriter meanwhile: {during}")
 

@@ -168,7 +168,7 @@ def test_a_directory_in_use_or_of_a_cluster_that_answers_is_not_recovered(cluste
     node.kill()
     answered = run_quire(*arguments)
     assert answered.code == 1, answered
-    assert "this history goes on there" in answered.stderr
+    assert "the cluster goes on there" in answered.stderr
     cluster.start_again(node)
     assert len(voters(node)) == len(cluster.nodes)
 

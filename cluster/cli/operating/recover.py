@@ -5,25 +5,18 @@ are dialled first, as this node dials them, and whatever answers as one of them,
 """
 
 import os
-from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...errors import ClusterError
 from ..connection import Json, fail_usage
 from ..output import say, to_json
 from ..progress import shown_bytes
-from .offline import locked, options_for
+from .offline import Caller, MayAnswer, locked, options_for
 
 if TYPE_CHECKING:
-    from aiohttp import ClientSession
-
     from quire.log import Directory, LogOptions
-    from quire.replication.net.hello import PeerInfo
-    from quire.replication.net.trust import Trust
 
     from ...access.tls import TlsFiles
     from ...data_dir.recovery import RecoveryPlan
@@ -31,16 +24,7 @@ if TYPE_CHECKING:
 
 recover_app = typer.Typer()
 
-OTHER_PROGRAM = frozenset(
-    {HTTPStatus.OK, HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED}
-)
-"""How a program that is not quire answers a WebSocket's opening. quire gives `/peer` other codes when it refuses."""
-
 PemFile = typer.Option(metavar="FILE", help="This node's, as for `quire serve`; if the cluster uses certificates.")
-
-
-class MayAnswer(ClusterError):
-    """A member of this history answered, or something that may be one; the text says who, and what to do."""
 
 
 @recover_app.command(name="recover")
@@ -86,7 +70,8 @@ def recover_node(
             return
         plan = read_plan(directory) or make_plan(directory.path, _inspected(directory, as_json), cluster, address)
         files = TlsFiles(tls_cert, tls_key, tls_ca) if tls_cert and tls_key and tls_ca else None
-        _check_nobody_answers(plan, cluster, files, peer_secret_file)
+        caller = _caller(plan, cluster, files, peer_secret_file)
+        caller.check_nobody_answers(plan.others, hidden=as_json)
         recover(directory, plan, _options(directory))
     _tell(plan, data_dir, as_json=as_json)
 
@@ -107,13 +92,10 @@ def _options(directory: "Directory") -> "LogOptions":
     return options_for(FRAME_LIMITS[-1] if frame is None else read_genesis(frame).limits["max_frame_bytes"])
 
 
-# Who answers
-
-
-def _check_nobody_answers(plan: "RecoveryPlan", cluster: str, tls: "TlsFiles | None", secret_file: Path | None) -> None:
-    """Dial the other members, and print how each failed. Raises MayAnswer, and ClusterError for a file."""
-    import asyncio
-
+def _caller(plan: "RecoveryPlan", cluster: str, tls: "TlsFiles | None", secret_file: Path | None) -> Caller:
+    """This node, as its former self. Raises MayAnswer, and ClusterError for a file."""
+    from quire.log import FEATURES
+    from quire.replication.net.hello import PeerInfo
     from quire.replication.net.trust import Trust
 
     from ...access.credentials import CredentialFiles, Credentials
@@ -125,74 +107,10 @@ def _check_nobody_answers(plan: "RecoveryPlan", cluster: str, tls: "TlsFiles | N
         raise MayAnswer(f"{named}; give --cluster {credentials.tls.cluster}")
     secrets = () if secret_file is None else read_secrets(secret_file).secrets
     trust = Trust(secrets, lambda _: True, credentials.certificates)
-    for node_id, address, why in asyncio.run(_dial_all(plan, trust)):
-        say(f"{node_id} at {address} does not answer: {why}")
-
-
-async def _dial_all(plan: "RecoveryPlan", trust: "Trust") -> list[tuple[str, str, str]]:
-    import asyncio
-
-    from quire.log import FEATURES
-    from quire.replication.net.hello import PeerInfo
-    from quire.replication.net.sockets import peer_session
-
     incarnation = int.from_bytes(os.urandom(8), "little")
     me = PeerInfo(plan.former_history, plan.node_id, plan.former_disk_id, incarnation, plan.address, FEATURES)
-    async with peer_session() as session:
-        caller = _Caller(session, me, trust)
-        reasons = await asyncio.gather(*(caller.why_silent(node, address) for node, address in plan.others))
-    return [(node, address, why) for (node, address), why in zip(plan.others, reasons, strict=True)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Caller:
-    """This node, as its former self."""
-
-    session: "ClientSession"
-    me: "PeerInfo"
-    trust: "Trust"
-
-    async def why_silent(self, node_id: str, address: str) -> str:
-        """Why this member does not answer there. Raises MayAnswer if it does, or if that cannot be told."""
-        from quire.replication.net.hello import LINK_FAILURES, PeerRefused, dial
-        from quire.replication.net.sockets import close_socket
-
-        stop_it = f"stop {node_id}, or, if a majority of the members still runs, start this node again as it was"
-        try:
-            socket, peer = await dial(self.session, address, lambda: self.me, node_id, "peer", self.trust, None)
-        except LINK_FAILURES as error:
-            if (why := _silence(error)) is not None:
-                return why
-            reason = error.reason if isinstance(error, PeerRefused) else f"{type(error).__name__}: {error}"
-            raise MayAnswer(
-                f"{address}, the address of {node_id}, answers, and cannot be told apart from a member: {reason}; "
-                f"{stop_it}; nothing was changed"
-            ) from error
-        await close_socket(socket)
-        raise MayAnswer(
-            f"{peer.node_id} answers at {address}: this history goes on there; {stop_it}; nothing was changed"
-        )
-
-
-def _silence(error: BaseException) -> str | None:
-    """Why nobody of this history answered; None if somebody may have."""
-    from aiohttp import ClientConnectorError, ClientSSLError, ServerTimeoutError, WSServerHandshakeError
-
-    from quire.replication.net.hello import FOREIGN_CLUSTER, PeerRefused
-
-    match error:
-        case PeerRefused(code=code):
-            return "another cluster answers there" if code == FOREIGN_CLUSTER else None
-        case WSServerHandshakeError(status=status):
-            return "another program answers there" if status in OTHER_PROGRAM else None
-        case ClientSSLError():
-            return None
-        case ClientConnectorError():
-            return (error.os_error.strerror or str(error.os_error)).lower()
-        case ServerTimeoutError() | TimeoutError():
-            return "nothing came in time"
-        case _:
-            return None
+    advice = "stop {node_id}, or, if a majority of the members still runs, start this node again as it was"
+    return Caller(me, trust, advice, passes_others=True)
 
 
 # What is printed

@@ -1,6 +1,12 @@
-"""`quire restore`: makes a node's data directory from a backup, offline (docs/backup.md)."""
+"""`quire restore`: makes a node's data directory from a backup, offline (docs/backup.md).
 
+Where it is left in a start script, it meets an emptied directory beside live members. So those that the backup names
+are dialled first, this node's own address included, and any answer refuses.
+"""
+
+import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +16,7 @@ from ..backup import StoreOptions, failing, store_of
 from ..connection import Json, fail_usage
 from ..output import complain, say, to_json
 from ..progress import shown_bytes
-from .offline import locked, options_for
+from .offline import Caller, locked, options_for
 
 if TYPE_CHECKING:
     from ...backup.manifest import Manifest
@@ -40,12 +46,16 @@ def restore_node(
     fork: Annotated[
         str | None, typer.Option("--fork", metavar="NAME", help="Give the cluster another name, beside the original.")
     ] = None,
+    new_history: Annotated[
+        bool, typer.Option("--new-history", help="Do not dial the members: restore even if some of them run.")
+    ] = False,
     store_option: StoreOptions = None,
     as_json: Json = False,
 ) -> None:
-    """Make a cluster of one node from a backup, in a history of its own.
+    """Make a cluster of one node from a backup, in a history of its own. All members must be stopped.
 
-    A restore that was interrupted is finished by the same command.
+    They are dialled first, unless --fork or --new-history is given. A restore that was interrupted is finished by the
+    same command.
     """
     from quire.replication.address import host_and_port
 
@@ -74,11 +84,35 @@ def restore_node(
         else:
             plan, contents = begun, continued(begun, store, manifests, wanted)
         manifest = contents.manifest
+        if not new_history and plan.name == manifest.name:
+            caller_of(plan).check_nobody_answers(_members((manifest, manifests[-1])), hidden=as_json)
         restored = Restored(contents, plan.end)
         options = options_for(read_genesis(manifest.genesis).limits["max_frame_bytes"])
         with shown_bytes("restore", restored.size, hidden=as_json) as progress:
             restore(directory, plan, restored, options, progress, data_dir)
     _tell(plan, manifest, data_dir, as_json=as_json)
+
+
+def _members(manifests: Sequence["Manifest"]) -> list[tuple[str, str]]:
+    """The members that these name, each with every address that it had."""
+    known = [(node, address) for manifest in manifests for node, address, _ in manifest.members if address]
+    return list(dict.fromkeys(known))
+
+
+def caller_of(plan: "RestorePlan") -> Caller:
+    """This node, of no cluster yet: it has neither a history nor credentials, and needs none, as any answer counts."""
+    from quire.log import FEATURES
+    from quire.replication.core.members import DISK_ID_BYTES
+    from quire.replication.net.hello import NO_CLUSTER, PeerInfo
+    from quire.replication.net.trust import Trust
+
+    incarnation = int.from_bytes(os.urandom(8), "little")
+    me = PeerInfo(NO_CLUSTER, plan.node_id, os.urandom(DISK_ID_BYTES), incarnation, plan.address, FEATURES)
+    advice = (
+        "if its cluster runs, start this node with an empty directory and --join; for another cluster beside it, give "
+        "--fork NAME, and to restore all the same, --new-history"
+    )
+    return Caller(me, Trust((), lambda _: True), advice, passes_others=False)
 
 
 def _tell(plan: "RestorePlan", manifest: "Manifest", data_dir: Path, *, as_json: bool) -> None:
