@@ -30,6 +30,8 @@ AGAIN_AFTER_S = 300.0
 OVERDUE_S = 3600.0
 """An alarm is raised when a snapshot has been overdue for this long."""
 
+NOT_KEPT = "no snapshot is taken with code that neither a majority runs nor you accepted"
+
 Failure = (ChildFailed, LogError, MachineError, OSError)
 
 
@@ -96,11 +98,20 @@ class Snapshotting:
     def at_boundary(self, header: FrameHeader) -> None:
         """A frame was applied: take a snapshot if one is due."""
         self._log_bytes += header.size
-        if self._taking is None and self._is_due(header) and self._may_keep():
+        if self._taking is None and self._is_due(header):
+            if not self._may_keep():
+                self._hold_back()
+                return
             try:
                 self._begin()
             except SnapshotTooEarly as broken:
                 self._on_broken(broken)
+
+    def _hold_back(self) -> None:
+        """Take the snapshot that is due later: it is overdue from now on."""
+        self._log_bytes, self._failed_at, self.failure = 0, time.monotonic(), NOT_KEPT
+        if self._due_since is None:
+            self._due_since = self._failed_at
 
     def _is_due(self, header: FrameHeader) -> bool:
         records, log_bytes = self._options.records, self._options.log_bytes
@@ -163,7 +174,7 @@ class Snapshotting:
             if (failure := self._applying.applier.failure) is not None:
                 raise StateUnavailable(f"no snapshot can be taken: {failure}")
             if not self._may_keep():
-                raise StateUnavailable("no snapshot is taken with code that neither a majority runs nor you accepted")
+                raise StateUnavailable(NOT_KEPT)
             if self._taking is None:
                 try:
                     await self._applying.at_boundary(lambda _: self._begin_unless_taking(), on_loop=True)

@@ -28,7 +28,7 @@ WHY = (
     "enough for this alarm"
 )
 NO_NEW_COMMAND = "no new command before all nodes have the code"
-ACCEPT = "if all results stay the same, run `quire admin accept-code`"
+ACCEPT = "once all results are the same, run `quire admin accept-code`"
 
 
 class MachineCode:
@@ -53,17 +53,20 @@ class MachineCode:
         return record.accepted if record is not None and record.machine == self._machine else ()
 
     def alarms(self, others: Mapping[str, bytes], voters: Collection[str], parting: Parting | None) -> list[str]:
-        """The alarms, given the code of each member, this node's included, and where states are known to part."""
-        return [alarm for alarm in (self._changed(), self._differing(others, voters, parting)) if alarm]
+        """The alarms, given the code of each member, this node's included, and where a state is known to part."""
+        return [alarm for alarm in (self._changed(parting), self._differing(others, voters, parting)) if alarm]
 
-    def _changed(self) -> str:
+    def _changed(self, parting: Parting | None) -> str:
+        """It lasts when the accepted code comes back: what other code answered meanwhile is computed again."""
         record, accepted = self._record, self.accepted
-        if record is None or not accepted or not self.running or self.running in accepted:
+        if record is None or not accepted or not self.running:
             return ""
         between = [code for code in record.run if code not in (*accepted, self.running)]
+        if self.running in accepted and not between:
+            return ""
         since = f", and {_named(between)} in between" if between else ""
         ran = f"this node ran code {_named(accepted)} of machine {self._title}, and runs {short(self.running)} now"
-        return f"{ran}{since}: {WHY}; {NO_NEW_COMMAND}; {ACCEPT}; docs/machines.md says when to go back"
+        return f"{ran}{since}: {WHY}; {_steps(parting)}"
 
     def _differing(self, others: Mapping[str, bytes], voters: Collection[str], parting: Parting | None) -> str:
         by_code: dict[bytes, list[str]] = {}
@@ -77,7 +80,7 @@ class MachineCode:
         return f"{differ}: {WHY}; {self._standing(by_code, voters)}; {_steps(parting)}"
 
     def _standing(self, by_code: Mapping[bytes, Collection[str]], voters: Collection[str]) -> str:
-        """Which nodes may lead."""
+        """Which nodes may lead, as far as this node knows: each judges by what was accepted there."""
         accepted = {node_id for code in self.accepted for node_id in by_code.get(code, ())}
         groups = [accepted, *(set(nodes) for code, nodes in by_code.items() if code not in self.accepted)]
         for group in groups:
@@ -85,7 +88,8 @@ class MachineCode:
                 others = ", ".join(sorted(set(voters) & set().union(*groups) - group))
                 if not others:
                     return "all voters with known code may lead"
-                return f"{others}: not a majority's code, so unfit to lead, and refuses commands while leading"
+                minority = f"{others}: not a majority's code, so unfit to lead, and refuses commands while leading"
+                return f"{minority}, unless it was accepted there"
         return "no code has a majority of the voters, so any of them may lead, and what it answers may not last"
 
     async def accept(self, others: Mapping[str, bytes]) -> None:
@@ -119,18 +123,19 @@ class MachineCode:
 
 
 def _steps(parting: Parting | None) -> str:
-    """An order of steps that loses nothing."""
-    if parting is None:
-        where, which = "", "give all nodes the same code"
-    else:
-        nodes, verb = ", ".join(parting.nodes), "parts" if len(parting.nodes) == 1 else "part"
-        above = f"above index {parting.after} and " if parting.after else ""
-        digest = f"a majority has digest {parting.digest.hex()} at index {parting.index}"
-        where = f"{digest}, and {nodes} {verb} from it {above}at {parting.index} at the latest; "
-        which = f"if {nodes} led since, give the others that code, else give {nodes} theirs"
+    """An order of steps that loses nothing (`deploy/runbook.md`, Change the code of a machine)."""
     restart = "one node at a time, each ready before the next"
-    differs = "start a node whose digest still differs with an empty data_dir"
-    return f"{where}(1) {NO_NEW_COMMAND}; (2) {which}, {restart}; (3) {differs}; (4) {ACCEPT}"
+    if parting is None:
+        return f"(1) {NO_NEW_COMMAND}; (2) give all nodes the same code, {restart}; (3) {ACCEPT}"
+    node_id, index = parting.node_id, parting.index
+    above = f"above index {parting.after} and " if parting.after else ""
+    where = (
+        f"a majority has digest {parting.digest.hex()} at index {index}, and {node_id} parts from it {above}by {index}"
+    )
+    answered = f"see whose epoch has the commands from {parting.after} on (`quire read`; `leaders` in /status)"
+    theirs = f"if a majority's node answered them, give {node_id} its code"
+    its = f"if {node_id} did, keep its data_dir, the only copy, and follow deploy/runbook.md"
+    return f"{where}: (1) {NO_NEW_COMMAND}; (2) {answered}; (3) {theirs}; {its}; (4) {ACCEPT}"
 
 
 def _named(codes: Iterable[bytes]) -> str:

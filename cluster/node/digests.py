@@ -28,7 +28,7 @@ class Difference(NamedTuple):
 
 
 class Parting(NamedTuple):
-    """Where the states of `nodes` part from a majority's: at `index` the majority has `digest`, and they another.
+    """Where the state of `node_id` parts from a majority's: at `index` a majority has `digest`, and it another.
 
     `after` is the last index at which a report was equal, 0 if none was: they part above it.
     """
@@ -36,7 +36,7 @@ class Parting(NamedTuple):
     after: int
     index: int  # type: ignore[assignment]  # It hides tuple.index, which nobody needs here.
     digest: bytes
-    nodes: tuple[str, ...]
+    node_id: str
 
 
 class Digests:
@@ -100,19 +100,21 @@ class Digests:
         return alike < majority
 
     def parting(self, node_id: str, voters: Collection[str]) -> Parting | None:
-        """Where a minority of the voters parts from a majority; None if none is known to. `node_id` is this node."""
-        differing = {voter: found for voter in voters if (found := self.differing.get(voter)) is not None}
+        """Where a voter first parts from a majority; None if that is not known. `node_id` is this node.
+
+        A majority is known to have this node's digest, or to have reported another one at the same index.
+        """
+        majority = len(voters) // 2 + 1
+        differing = sorted((self.differing[voter].index, voter) for voter in voters if voter in self.differing)
         if not differing:
             return None
-        first = min(differing, key=lambda voter: differing[voter].index)
-        index, digest, own_digest = differing[first]
+        index, first = differing[0]
+        after, digest = self._was_equal.get(first, 0), self.differing[first].digest
         alike = [voter for voter in voters if voter == node_id or self._agreed.get(voter, -1) >= index]
-        majority, after = len(voters) // 2 + 1, self._was_equal.get(first, 0)
         if len(alike) >= majority:
-            return Parting(after, index, own_digest, tuple(sorted(differing)))
-        if len(differing) >= majority:
-            return Parting(after, index, digest, tuple(sorted(alike)))
-        return None
+            return Parting(after, index, self.differing[first].own_digest, first)
+        others = [voter for _, voter in differing if self.differing[voter][:2] == (index, digest)]
+        return Parting(after, index, digest, node_id) if len(others) >= majority else None
 
     def _compare(self, node_id: str, index: int, digest: bytes) -> None:
         own = self._own.get(index)

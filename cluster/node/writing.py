@@ -334,7 +334,12 @@ class Writing:
         return is_quick(self._checker)
 
     def checked(self, commands: list[object], first: int = 0) -> list[RefusalRow]:
-        """As `check`, in one go; `first` is the position of the first one."""
+        """As `check`, in one go; `first` is the position of the first one.
+
+        Raises StateUnavailable, too: this node's code is not a majority's, so its check does not count.
+        """
+        if other_code := self._leadership.other_code:
+            raise refused_for(other_code)
         try:
             found = check_batch(self._checker, commands)
         except CheckFailed as error:

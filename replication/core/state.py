@@ -362,7 +362,7 @@ class State:
             case Drained(drained):
                 self.fitness.drained(self, drained=drained)
             case CodeKnown(own, accepted):
-                self.codes.own, self.codes.accepted = own, accepted
+                self.codes.known(own, accepted)
                 self.judge_code()
             case _:
                 assert_never(event)

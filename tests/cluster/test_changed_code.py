@@ -162,7 +162,8 @@ async def test_code_that_changes_acknowledged_results_on_all_nodes_alike_is_told
         await told(cluster, **{node_id: [changed(old, new)] for node_id in cluster.nodes})
 
 
-async def test_the_alarm_ends_when_the_old_code_comes_back(tmp_path: Path, deploy: Deploy) -> None:
+async def test_the_alarm_lasts_when_the_old_code_comes_back(tmp_path: Path, deploy: Deploy) -> None:
+    """What the other code answered is computed again by the old one."""
     old = deploy(RULES)
     async with running_cluster(tmp_path, 1, machine=SPEC) as cluster:
         new = deploy(COMMENTED)
@@ -174,7 +175,10 @@ async def test_the_alarm_ends_when_the_old_code_comes_back(tmp_path: Path, deplo
 
         assert deploy(RULES) == old
         await cluster.restart("n1")
+        between = f" now, and {new} or {newest} in between: "
+        await told(cluster, n1=[changed(old, old).replace(" now: ", between)])
 
+        assert (await cluster.ask("n1", "POST", "/admin/accept-code")).status == 200
         await told(cluster, n1=[])
 
 
@@ -294,20 +298,20 @@ async def test_code_that_was_accepted_on_another_member_is_no_change_when_it_com
 
 async def test_the_alarm_says_who_may_not_lead_where_states_part_and_which_steps_lose_nothing() -> None:
     code = await machine_code(B)
-    parting = Parting(7, 12, b"d" * 16, ("n1",))
+    parting = Parting(7, 12, b"d" * 16, "n1")
 
     [alarm] = code.alarms({"n1": B, "n2": A, "n3": A}, VOTERS, parting)
 
     assert "n1: not a majority's code, so unfit to lead" in alarm
     digest = (b"d" * 16).hex()
-    where = f"a majority has digest {digest} at index 12, and n1 parts from it above index 7 and at 12 at the latest"
+    where = f"a majority has digest {digest} at index 12, and n1 parts from it above index 7 and by 12"
     order = (
-        "(1) no new command before all nodes have the code; "
-        "(2) if n1 led since, give the others that code, else give n1 theirs, one node at a time, each ready before "
-        "the next; (3) start a node whose digest still differs with an empty data_dir; (4) if all results stay the "
-        "same, run `quire admin accept-code`"
+        "(1) no new command before all nodes have the code; (2) see whose epoch has the commands from 7 on (`quire "
+        "read`; `leaders` in /status); (3) if a majority's node answered them, give n1 its code; if n1 did, keep its "
+        "data_dir, the only copy, and follow deploy/runbook.md; (4) once all results are the same, run `quire admin "
+        "accept-code`"
     )
-    assert f"{where}; {order}" in alarm
+    assert f"{where}: {order}" in alarm
 
 
 async def test_without_a_majority_for_any_code_the_alarm_says_that_answers_may_not_last() -> None:

@@ -132,9 +132,26 @@ def test_where_a_minority_parts_from_a_majority_is_known_on_both_sides() -> None
     told.digests.reported("n1", 6, B)
     assert told.digests.parting("n3", THREE) is None  # n2 may be on either side.
     told.digests.reported("n2", 6, A)
-    assert told.digests.parting("n3", THREE) == Parting(4, 6, A, ("n1",))
+    assert told.digests.parting("n3", THREE) == Parting(4, 6, A, "n1")
     told.digests.reported("n2", 6, B)
-    assert told.digests.parting("n3", THREE) == Parting(4, 6, B, ("n3",))
+    assert told.digests.parting("n3", THREE) == Parting(4, 6, B, "n3")
+
+
+def test_no_majority_is_claimed_among_states_that_all_differ_or_part_at_several_indices() -> None:
+    told = Told()
+    for index in (5, 6):
+        told.digests.applied(index, A)
+    told.digests.reported("n1", 5, B)
+    told.digests.reported("n2", 5, b"c" * 16)
+    assert told.digests.parting("n3", THREE) is None
+
+    told = Told()
+    for index in range(20, 31):
+        told.digests.applied(index, A)
+    told.digests.reported("n2", 20, B)
+    for node_id in ("n3", "n4", "n5"):
+        told.digests.reported(node_id, 30, B)
+    assert told.digests.parting("n1", ("n1", "n2", "n3", "n4", "n5")) is None
 
 
 def test_digests_from_before_an_install_are_not_compared_any_more() -> None:

@@ -202,6 +202,30 @@ def test_a_node_that_starts_with_other_code_does_not_lead_before_the_last_voter_
     assert reason(node) == OTHER_CODE
 
 
+def test_code_that_the_first_start_accepted_is_not_kept_once_a_majority_was_seen_to_run_another() -> None:
+    world = running(n1=OLD, n2=OLD, n3=OLD)
+    node = world["n3"]
+    node.step(events.CodeKnown(NEW, frozenset({NEW})))
+    world["n2"].crash()
+    world.run_for(4 * TIMEOUT_S)
+    assert (level(node), may_snapshot(node)) == (Level.FIT, False)
+    node.step(events.CodeKnown(NEW, frozenset({OLD, NEW})))
+    assert may_snapshot(node)
+
+
+def test_code_that_was_accepted_is_kept_where_none_has_a_majority_once_the_voters_had_time_to_be_heard() -> None:
+    world = running(n1=OLD, n2=OLD, n3=OLD)
+    world["n2"].crash()
+    node = world["n1"]
+    node.crash()
+    node.start()
+    node.step(events.CodeKnown(OLD, frozenset({OLD})))
+    change(world, n3=NEW)
+    assert not may_snapshot(node)
+    world.run_for(1.5 * TIMEOUT_S)
+    assert may_snapshot(node)
+
+
 def test_only_voters_count() -> None:
     world = World("n1", "n2", "n3", observers=("n4", "n5"))
     world.start()

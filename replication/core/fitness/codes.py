@@ -27,14 +27,25 @@ UNDECIDED = "its machine's code differs from that of other voters, and not all o
 
 @dataclass(slots=True)
 class Codes:
-    """The fingerprints of the voters' code. `majority` is the group of a majority, as of the last `judge`."""
+    """The fingerprints of the voters' code. `majority` is the group of a majority, as of the last `judge`.
+
+    `may_be_kept`: whether a state computed here may become a snapshot, as of then. It may if a majority runs this code.
+    If no code has a majority, accepted code counts, but not before the voters had time to be heard, nor after a
+    majority was seen to run other code: a first start accepts whatever it finds.
+    """
 
     own: bytes = UNKNOWN
     accepted: frozenset[bytes] = frozenset()
     majority: bytes = UNKNOWN
+    may_be_kept: bool = False
+    _was_other: bool = False
     _heard: dict[str, bytes] = field(default_factory=dict)
     _silent_since: dict[str, int] = field(default_factory=dict)
     _began: int | None = None
+
+    def known(self, own: bytes, accepted: frozenset[bytes]) -> None:
+        """This node runs this code, and an operator accepted these."""
+        self.own, self.accepted, self._was_other = own, accepted, False
 
     def linked(self, node_id: str, code: bytes) -> None:
         """The hello of a peer names this code."""
@@ -69,23 +80,18 @@ class Codes:
         self.majority = next((group for group in known if _has_majority(members, groups, group)), UNKNOWN)
         own = self._group(self.own)
         if own in (UNKNOWN, self.majority):
+            self.may_be_kept, self._was_other = True, False
             return ""
         if self.majority != UNKNOWN:
+            self.may_be_kept, self._was_other = False, True
             return OTHER_CODE
+        self.may_be_kept = self.own in self.accepted and not self._was_other and now - self._began >= patience
         return UNDECIDED if may_be_heard and known - {own} else ""
 
     @property
     def is_majority(self) -> bool:
         """Whether a majority runs this node's code, as of the last `judge`."""
         return self.majority != UNKNOWN and self.majority == self._group(self.own)
-
-    @property
-    def may_be_kept(self) -> bool:
-        """Whether a state computed here may become a snapshot: by code that a majority runs, or by accepted code."""
-        own = self._group(self.own)
-        if self.majority != UNKNOWN:
-            return own in (UNKNOWN, self.majority)
-        return own == UNKNOWN or self.own in self.accepted
 
     def _group(self, code: bytes) -> bytes:
         return min(self.accepted) if code in self.accepted else code
