@@ -82,7 +82,7 @@ def choose(manifests: Sequence[Manifest], point: Point | None) -> Manifest:
         asked = f"index {point.index}"
     else:
         time = point.time or 0
-        ended = [manifest for manifest in manifests if time <= manifest.time]
+        ended = [manifest for manifest, reach in zip(manifests, _reaches_of(manifests), strict=True) if time <= reach]
         found = [manifest for manifest in ended if _begin_times(manifest)[1] <= time]
         if not found:  # Perhaps the first snapshot is early enough; `end_at` knows.
             maybe = [manifest for manifest in ended if _begin_times(manifest)[0] <= time]
@@ -92,6 +92,15 @@ def choose(manifests: Sequence[Manifest], point: Point | None) -> Manifest:
         ranges = ", ".join(sorted({_range_of(manifest) for manifest in _widest(manifests)}))
         raise BackupRefused(f"{asked} is not in this backup, which has {ranges}")
     return found[-1]
+
+
+def _reaches_of(manifests: Sequence[Manifest]) -> list[int]:
+    """Up to which time each has all frames: its own, but not later than a later one's, or else its clock was ahead."""
+    reaches, earliest = list[int](), 1 << 64
+    for manifest in reversed(manifests):
+        earliest = min(earliest, manifest.time)
+        reaches.append(max(manifest.end.timestamp, earliest))
+    return reaches[::-1]
 
 
 def _widest(manifests: Sequence[Manifest]) -> list[Manifest]:

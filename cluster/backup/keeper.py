@@ -9,6 +9,8 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from quire.log import time_since_boot
+
 from ..client import Client, ClientError, Forbidden, Unauthorized
 from .manifest import BackupInvalid
 from .run import Backup, Outcome
@@ -47,15 +49,21 @@ class Keeper:
         servers: Sequence[str],
         clock: Callable[[], int],
         prepare: Callable[[], None] = lambda: None,
+        now: Callable[[], int] = time_since_boot,
     ) -> None:
-        """`clock` gives microseconds since 1970. `prepare` blocks, and is called until it succeeds, before any run."""
+        """`prepare` blocks, and is called until it succeeds, before any run.
+
+        `clock` gives microseconds since 1970, `now` those since boot. Lags are by `now`; `clock` only tells the age of
+        the manifest that is there before the first run.
+        """
         self._prepare: Callable[[], None] | None = prepare
         self._backup = backup
         self._new_client = new_client
         self._servers = servers
         self._clock = clock
         self._last: Outcome | None = None
-        self._began = self._level_at = clock()
+        self._now = now
+        self._began = self._level_at = now()
         self.failure = ""
         """Why the last run failed; empty if it did not."""
         self.runs, self.failures, self.put_bytes = 0, 0, 0
@@ -63,7 +71,7 @@ class Keeper:
     @property
     def lag(self) -> Lag:
         """What the backup lacks now, as far as the last run knows."""
-        seconds = max(0.0, (self._clock() - self._level_at) / MICROSECONDS)
+        seconds = (self._now() - self._level_at) / MICROSECONDS
         if self._last is None or self.failure:
             return Lag(None, seconds)
         return Lag(self._last.committed - self._last.manifest.end.index, seconds)
@@ -75,7 +83,7 @@ class Keeper:
 
     async def run(self) -> Outcome:
         """One run. Raises as `Backup.run`."""
-        began = self._clock()
+        began = self._now()
         try:
             if self._prepare is not None:
                 await asyncio.to_thread(self._prepare)
@@ -86,7 +94,7 @@ class Keeper:
             self.failures += 1
             self.failure = str(error)
             if self._last is None and self._backup.last_time is not None:
-                self._level_at = self._backup.last_time
+                self._level_at = min(self._level_at, self._now() - (self._clock() - self._backup.last_time))
             raise
         self.runs += 1
         self.put_bytes += outcome.size
@@ -94,7 +102,7 @@ class Keeper:
         if end >= outcome.committed:
             self._level_at = began
         elif before is None:
-            self._level_at = outcome.manifest.time
+            self._level_at = began - outcome.age
         elif end >= before.committed:  # It has all that there was at the last run.
             self._level_at = self._began
         self.failure, self._last, self._began = "", outcome, began

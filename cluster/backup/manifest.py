@@ -11,10 +11,11 @@
     end             [index, epoch, crc, time] of the last frame
     applied         [index, digest]: what the source reported
     node, members   the source, and [[node, address, role], ...] as it knew them
+    thinned         the numbers of the manifests that the next run deletes if it comes to the same; may be absent
 
-Ids, digests and the genesis frame are in hex; times in microseconds since 1970. The pieces are frames as they are in
-the log, [from, to), one after the other: `chain_first` is `prev_crc32c` of a piece's first frame, `chain_last` the
-crc32c of its last one. The first piece begins at index 0, or at or below the first snapshot.
+Ids, digests and the genesis frame are in hex; times in microseconds since 1970, by the cluster's clock. The pieces are
+frames as they are in the log, [from, to), one after the other: `chain_first` is `prev_crc32c` of a piece's first frame,
+`chain_last` the crc32c of its last one. The first piece begins at index 0, or at or below the first snapshot.
 
     frames/<from>-<to>-<crc32c>                        a piece
     snapshots/<index>-<sha256, 16 digits>/manifest     a snapshot's own manifest
@@ -105,6 +106,7 @@ class Manifest(NamedTuple):
     applied: tuple[int, str]
     node: str
     members: tuple[tuple[str, str, str], ...]
+    thinned: tuple[int, ...] = ()
 
     @property
     def key(self) -> str:
@@ -250,6 +252,7 @@ def _decode(fields: dict[str, object]) -> Manifest:
         applied=(_number(applied_index), _hex(digest, ID_DIGITS)),
         node=_text(fields["node"]),
         members=tuple(_member(row) for row in _row(fields["members"])),
+        thinned=tuple(map(_number, _row(fields.get("thinned", [])))),
     )
 
 

@@ -2,7 +2,10 @@
 
     manifests read, files listed -> source chosen -> a chain continued, or begun with genesis or a snapshot
         -> pieces, with a manifest after each GiB -> the newest snapshot, if it is worth it -> manifest
-        -> manifests thinned -> files deleted that none names
+        -> manifests deleted that this run and the one before thin -> files deleted that none names
+
+Times are by the cluster's clock, which each run asks for. If that of this machine or of the store differs by more than
+an hour, the run says so and deletes nothing.
 
 Each manifest is created under the next number, which only one writer can do: another one finds it taken and stops.
 A file that a manifest names and that the store has lost or damaged ends the chain before it. The run continues from
@@ -16,7 +19,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from quire.log import Tail, UnknownVersion, decode_header
+from quire.log import Tail, UnknownVersion, decode_header, time_since_boot
 from quire.sm import SnapshotDamaged
 from quire.sm.snapshots.manifest import Manifest as Snapshot
 from quire.sm.snapshots.manifest import decode_manifest as decode_snapshot
@@ -24,6 +27,7 @@ from quire.sm.snapshots.manifest import decode_manifest as decode_snapshot
 from ..client import Client, NotFound, Unavailable
 from . import keeping
 from .chain import Chain
+from .contents import shown_time
 from .manifest import (
     FRAMES,
     MANIFESTS,
@@ -60,8 +64,6 @@ ADOPTED_S = keeping.ORPHAN_S / 2
 FREE_SNAPSHOT_BYTES = 1 << 20
 """A snapshot of this size is always worth it."""
 MICROSECONDS = 1_000_000
-MAX_SKEW_S = 3600.0
-"""By a clock that is wrong, everything may seem old."""
 
 Say = Callable[[str], None]
 
@@ -79,6 +81,8 @@ class Outcome(NamedTuple):
     size: int
     committed: int
     """The end of what any node had committed; the backup ends at or below it."""
+    age: int
+    """How old the manifest was when the run began, in microseconds by the cluster's clock; 0 if it is new."""
 
 
 class Backup:
@@ -94,7 +98,10 @@ class Backup:
         keep_us: int | None = None,
         piece_bytes: int = PIECE_BYTES,
     ) -> None:
-        """`clock` gives microseconds since 1970; `say` gets a sentence about what an operator must know."""
+        """`clock` gives microseconds since 1970; it is only compared with the cluster's, by which all is judged.
+
+        `say` gets a sentence about what an operator must know.
+        """
         self._store = store
         self._clock = clock
         self._say = say
@@ -128,38 +135,46 @@ class Backup:
         raise AssertionError
 
     async def _run(self, client: Client, servers: Sequence[str]) -> Outcome:
-        began = self._clock()
+        began = time_since_boot()
         manifests, number = await asyncio.to_thread(self._read)
         files = await asyncio.to_thread(_files_of, self._store)
-        young = self._clock() / MICROSECONDS - ADOPTED_S
         last = manifests[-1] if manifests else None
         source = await choose(client, servers, self._node, self._store.name, last)
+        now = began + source.clock_offset
+        young = now / MICROSECONDS - ADOPTED_S
         adopted = {key: stored for key, stored in files.items() if stored.modified > young}
         run = _Run(self._store, source, adopted, self._damaged, self._piece_bytes, self._say)
         chain = None if last is None else self._continued(last, source, files)
         run.chain = chain or await run.new_chain(last)
 
-        async def commit(time: int, applied: tuple[int, str]) -> Manifest:
+        def stated(time: int, applied: tuple[int, str]) -> Manifest:
             nonlocal number
             indices = [row.index for row in run.chain.snapshots]
             run.chain.trim(keeping.base_of(manifests, run.chain.number, time, indices))
             number += 1
-            manifest = run.chain.stated(source.status, number, self._writer, time, applied)
+            return run.chain.stated(source.status, number, self._writer, time, applied)
+
+        async def commit(manifest: Manifest) -> None:
             await asyncio.to_thread(self._create, manifest)
             manifests.append(manifest)
-            return manifest
 
         async def between() -> None:
-            await commit(run.chain.end.timestamp, UNKNOWN_DIGEST)
+            await commit(stated(run.chain.end.timestamp, UNKNOWN_DIGEST))
 
         await run.extend(source.end, between)
         await run.add_worthy_snapshot()
-        if last is not None and run.chain.is_stated_by(last) and began - last.time < SAID_AGAIN_US:
-            return Outcome(last, False, 0, 0, source.known_end)
+        if last is not None and run.chain.is_stated_by(last) and abs(now - last.time) < SAID_AGAIN_US:
+            return Outcome(last, False, 0, 0, source.known_end, max(0, now - last.time))
         # It has all that was committed when the run began, and perhaps more.
-        manifest = await commit(began, (source.status["applied_index"], source.status["digest"]))
-        await asyncio.to_thread(self._sweep, manifests)
-        return Outcome(manifest, True, run.put_pieces, run.put_bytes, source.known_end)
+        manifest = stated(now, (source.status["applied_index"], source.status["digest"]))
+        agrees = self._agrees("here", self._clock(), source)
+        gone = keeping.thinned([*manifests, manifest], now, self._keep_us) if agrees else []
+        manifest = manifest._replace(thinned=tuple(each.number for each in gone))
+        await commit(manifest)
+        if agrees:
+            twice = [each for each in gone if last is not None and each.number in last.thinned]
+            await asyncio.to_thread(self._sweep, manifests, twice, source)
+        return Outcome(manifest, True, run.put_pieces, run.put_bytes, source.known_end, 0)
 
     def _continued(self, last: Manifest, source: Source, files: dict[str, Stored]) -> Chain | None:
         """The chain of the last manifest, without what the store has lost; None if the source cannot continue it."""
@@ -211,14 +226,25 @@ class Backup:
                 raise self._other_writer(manifest.key) from None
         self._known[manifest.key], self._last = manifest, manifest.key
 
-    def _sweep(self, manifests: list[Manifest]) -> None:
-        """Delete the manifests that are no longer kept, then files that none of the others names. Blocks."""
+    def _agrees(self, whose: str, clock: int, source: Source) -> bool:
+        """Whether a clock is right by the cluster's; says if not. Then one of the two is wrong, or both are."""
+        ahead = clock - source.clock
+        if abs(ahead) <= keeping.MAX_SKEW_US:
+            return True
+        order = "ahead of" if ahead > 0 else "behind"
+        hours = f"{abs(ahead) / keeping.HOUR_US:,.1f} h {order} the cluster's, {shown_time(source.clock)}"
+        self._say(f"the clock {whose} is {hours}: nothing is thinned or deleted until they agree; set it right (NTP)")
+        return False
+
+    def _sweep(self, manifests: list[Manifest], gone: list[Manifest], source: Source) -> None:
+        """Delete manifests, then files that none of the others names. Blocks."""
         stored = self._store.list(MANIFESTS)
-        now = max(each.modified for each in stored.values())  # By the store's clock, as the files' times are.
-        if abs(now - self._clock() / MICROSECONDS) > MAX_SKEW_S:
-            self._say(f"the clock here and that of {self._store.name} differ by more than an hour: nothing is deleted")
+        newest = stored.get(manifests[-1].key)
+        if newest is None:
+            return  # The store lists what was there earlier, which says nothing about now.
+        now = newest.modified  # By the store's clock, as the files' times are.
+        if not self._agrees(f"of {self._store.name}", round(now * MICROSECONDS), source):
             return
-        gone = keeping.thinned(manifests, self._keep_us)
         self._store.delete([manifest.key for manifest in gone])
         if self._unread:
             self._say(f"files are kept as long as {min(self._unread)} cannot be read: move it away")

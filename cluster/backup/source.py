@@ -17,6 +17,7 @@ from quire.log import (
     UnknownVersion,
     decode_system,
     follow,
+    time_since_boot,
     walk_headers,
 )
 
@@ -52,9 +53,14 @@ class Source:
     """One node, with its status of now."""
 
     def __init__(self, client: Client, server: str, status: Status) -> None:
+        """`status` has just arrived."""
         self._client = client
         self._server = server
         self.status = status
+        self.clock_offset = status["clock"] - time_since_boot()
+        """What the cluster's clock shows less the time since boot here, in microseconds; not too much.
+
+        Until `choose` has asked the others, the cluster's clock is the node's."""
         self.known_end = committed_end(status["commit_index"], status["durable_index"])
         """The end of what any node that was asked has committed."""
 
@@ -62,6 +68,14 @@ class Source:
     def node(self) -> str:
         """The node's id."""
         return self.status["node_id"]
+
+    @property
+    def clock(self) -> int:
+        """The cluster's clock now, in microseconds since 1970.
+
+        It is the latest time that the clocks of a majority of the nodes that answered have reached.
+        """
+        return time_since_boot() + self.clock_offset
 
     @property
     def end(self) -> int:
@@ -159,6 +173,7 @@ async def choose(client: Client, servers: Sequence[str], node: str | None, place
         raise SourceUnavailable("; ".join(failures) or "no node answered")
     chosen = max(usable, key=_preference)
     chosen.known_end = max(source.known_end for source in found)
+    chosen.clock_offset = sorted(source.clock_offset for source in found)[(len(found) - 1) // 2]
     return chosen
 
 
@@ -181,11 +196,12 @@ def _preference(source: Source) -> tuple[bool, bool, int]:
     return status["ready"], not status["serving"], source.end
 
 
-async def _status_of(client: Client, server: str) -> Status | str:
-    """The status of a node, or why there is none."""
+async def _source_of(client: Client, server: str) -> Source | str:
+    """A node with its status, or why there is none."""
     try:
         async with asyncio.timeout(STATUS_TIMEOUT_S):
-            return await client.status(server)
+            status = await client.status(server)
+        return Source(client, server, status) if status.get("cluster_id") else f"{server} has not joined a cluster"
     except TimeoutError:
         return f"{server} does not answer"
     except Unavailable as error:
@@ -200,16 +216,13 @@ async def _all_of(client: Client, servers: Sequence[str]) -> tuple[list[Source],
     found, failures = dict[str, Source](), list[str]()
     while waiting:
         asked |= set(waiting)
-        statuses = await asyncio.gather(*(_status_of(client, server) for server in waiting))
         known = set[str]()
-        for server, status in zip(waiting, statuses, strict=True):
-            if isinstance(status, str):
-                failures.append(status)
-            elif not status.get("cluster_id"):
-                failures.append(f"{server} has not joined a cluster")
+        for source in await asyncio.gather(*(_source_of(client, server) for server in waiting)):
+            if isinstance(source, str):
+                failures.append(source)
             else:
-                found.setdefault(status["node_id"], Source(client, server, status))
-                known |= {member["address"] for member in status["members"]}
+                found.setdefault(source.node, source)
+                known |= {member["address"] for member in source.status["members"]}
         named = {source.status["node_id"] for source in found.values()}
         rows = {row["address"]: row["node_id"] for source in found.values() for row in source.status["members"]}
         waiting = [address for address in sorted(known - asked) if rows[address] not in named]

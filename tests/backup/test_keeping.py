@@ -16,7 +16,7 @@ def test_the_last_manifest_of_each_minute_hour_and_day_is_kept() -> None:
     times = [number * 20 * SECOND for number in range(3 * 24 * 180)]  # Three days, three a minute.
     manifests = [manifest(number, time, [piece(0, number + 1)]) for number, time in enumerate(times)]
 
-    gone = {each.number for each in thinned(manifests, None)}
+    gone = {each.number for each in thinned(manifests, times[-1], None)}
 
     kept = [each.time for each in manifests if each.number not in gone]
     newest = times[-1]
@@ -29,17 +29,42 @@ def test_the_last_manifest_of_each_minute_hour_and_day_is_kept() -> None:
 def test_what_is_older_than_keep_goes_but_never_the_newest() -> None:
     manifests = [manifest(number, number * DAY, [piece(0, number + 1)]) for number in range(40)]
 
-    gone = thinned(manifests, 30 * DAY)
+    gone = thinned(manifests, 39 * DAY, 30 * DAY)
 
     assert [each.number for each in gone] == list(range(9))
-    assert thinned(manifests[:1], 1) == []
+    assert thinned(manifests[:1], 39 * DAY, 1) == []
 
 
 def test_the_last_manifest_of_a_chain_that_ended_is_kept() -> None:
     first = manifest(0, 0, [piece(0, 10)])
     second = manifest(1, 10 * SECOND, [piece(20, 30)], [snapshot(20)], chain=1)
 
-    assert thinned([first, second], None) == []
+    assert thinned([first, second], 10 * SECOND, None) == []
+
+
+def test_a_manifest_of_a_time_that_is_not_reached_is_as_old_as_its_last_frame() -> None:
+    ahead = manifest(0, 500 * DAY, [piece(0, 10, time=DAY)])
+    others = [manifest(number, number * DAY, [piece(0, 10 + number)]) for number in range(2, 10)]
+
+    assert thinned([ahead, *others], 10 * DAY, 30 * DAY) == []
+    assert thinned([ahead, *others], 32 * DAY, 30 * DAY) == [ahead]
+
+
+def test_a_manifest_of_a_clock_that_was_behind_is_no_older_than_its_last_frame() -> None:
+    behind = manifest(0, 0, [piece(0, 10, time=400 * DAY)])
+    newest = manifest(1, 401 * DAY, [piece(0, 20, time=401 * DAY)])
+
+    assert thinned([behind, newest], 401 * DAY, 30 * DAY) == []
+
+
+def test_a_manifest_stays_if_those_beside_it_do_not_join_without_it() -> None:
+    first = manifest(0, 10 * DAY, [piece(0, 100)])
+    last = manifest(1, 10 * DAY + HOUR, [piece(0, 100), piece(100, 200)])
+    pieces = [piece(100, 200), piece(200, 300, time=10 * DAY + 2 * HOUR)]
+    ahead = manifest(2, 410 * DAY, pieces, [snapshot(150)])  # By its clock, the others were older than two days.
+
+    assert thinned([first, last, ahead], 20 * DAY, None) == [first]
+    assert thinned([first, last, ahead], 20 * DAY, DAY) == [first, last]
 
 
 class History:
@@ -65,7 +90,7 @@ class History:
         self.chain.trim(base_of(self.kept, 0, self.time, indices))
         self.kept.append(manifest(self.number, self.time, self.chain.pieces, self.chain.snapshots))
         self.number += 1
-        gone = thinned(self.kept, self.keep)
+        gone = thinned(self.kept, self.time, self.keep)
         self.kept = [each for each in self.kept if each not in gone]
 
     def covered(self) -> list[tuple[int, int]]:

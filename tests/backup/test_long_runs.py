@@ -3,25 +3,29 @@
 import asyncio
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from quire.cluster import client as quire_client
 from quire.cluster.backup.contents import Point, choose, read_all
+from quire.cluster.backup.keeper import Keeper
 from quire.cluster.backup.keeping import ORPHAN_S
 from quire.cluster.backup.manifest import BackupRefused
 from quire.cluster.backup.run import Backup, Outcome
 from quire.cluster.backup.source import Source
-from quire.cluster.backup.store import FolderStore, Store, StoreFailed
+from quire.cluster.backup.store import FolderStore, Store, Stored, StoreFailed
 from quire.cluster.backup.verify import Verification
 from quire.cluster.client import Unavailable
-from quire.log import wall_clock
+from quire.log import time_since_boot, wall_clock
 from tests.backup.backed_up import MACHINE, PIECE_BYTES, newest_only
 from tests.processes.cluster import Cluster
 
 SECOND = 1_000_000
-YEAR = 365 * 86_400 * SECOND
+HOUR = 3_600 * SECOND
+DAY = 24 * HOUR
+YEAR = 365 * DAY
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +66,45 @@ def age(store: FolderStore) -> None:
         if path.is_file():
             then = path.stat().st_mtime - 2 * ORPHAN_S
             os.utime(path, (then, then))
+
+
+def numbers(store: Store) -> list[int]:
+    return [each.number for each in read_all(store, print)]
+
+
+def dated(store: FolderStore, days: Callable[[int], float]) -> None:
+    """Make each manifest and its last frame look as if they had been written so many days ago, by its number."""
+    now = wall_clock()
+    for each in read_all(store, print):
+        time = now - round(days(each.number) * DAY)
+        end = each.end._replace(timestamp=min(time, each.end.timestamp))
+        store.put(each.key, each._replace(time=time, end=end).encode())
+
+
+def daily(store: FolderStore, cluster: Cluster, count: int) -> None:
+    """So many manifests, the last of which is a day old, and each other one a day older than the next one."""
+    for last in range(count):
+        Running(store, cluster).run()
+        dated(store, lambda number, last=last: 1 + last - number)  # type: ignore[misc]
+
+
+def shifted(store: FolderStore, us: int) -> None:
+    """Make every file look as if the store's clock had been ahead by so much."""
+    for path in Path(store.name).rglob("*.json"):
+        then = path.stat().st_mtime + us / SECOND
+        os.utime(path, (then, then))
+
+
+class Ahead(FolderStore):
+    """A folder of a machine whose clock is ahead: what is written gets a later time."""
+
+    ahead = 0
+
+    def list(self, prefix: str) -> dict[str, Stored]:
+        return {
+            key: each._replace(modified=each.modified + self.ahead / SECOND)
+            for key, each in super().list(prefix).items()
+        }
 
 
 def verified(store: Store) -> None:
@@ -112,26 +155,145 @@ def test_by_a_clock_that_is_a_year_ahead_nothing_is_deleted(cluster: Cluster, tm
 
     ahead.run()
 
-    assert any("differ by more than an hour: nothing is deleted" in each for each in ahead.said)
+    assert any("the clock here is 8,760.0 h ahead of the cluster's" in each for each in ahead.said)
     assert before < set(store.list("manifests/"))
     verified(store)
     Running(store, cluster).run()
     verified(store)
 
 
-def test_an_idle_cluster_s_backup_says_once_an_hour_that_nothing_is_new(cluster: Cluster, tmp_path: Path) -> None:
-    store, now = FolderStore(tmp_path / "b"), [wall_clock()]
-    running = Running(store, cluster, lambda: now[0])
-    running.run()
-    assert not running.run(records=0).is_new
-    now[0] += 3_000 * SECOND
-    assert not running.run(records=0).is_new
-    now[0] += 601 * SECOND
+def test_a_run_on_a_machine_that_is_400_days_ahead_thins_nothing_and_says_so(cluster: Cluster, tmp_path: Path) -> None:
+    store = Ahead(tmp_path / "b")
+    daily(store, cluster, 9)
+    store.ahead = 400 * DAY
+    wrong = Running(store, cluster, lambda: wall_clock() + 400 * DAY)
+    for _ in range(3):
+        wrong.run()
 
-    outcome = running.run(records=0)
+    assert numbers(store) == list(range(12))
+    assert any("the clock here is 9,600.0 h ahead of the cluster's" in each for each in wrong.said)
+    assert any("nothing is thinned or deleted" in each for each in wrong.said)
+    assert read_all(store, print)[-1].time < wall_clock(), "the cluster's clock counts, which is right"
+
+    store.ahead = 0
+    right = Running(store, cluster)
+    dated(store, lambda number: 37.5 - number if number < 9 else 1.0)
+    for _ in range(2):
+        right.run()
+
+    assert right.said == []
+    assert numbers(store) == [8, 11, 12, 13], "what is older than 30 days is gone, and all but the last of one hour"
+    verified(store)
+
+
+def test_by_a_store_s_clock_that_is_ahead_nothing_is_deleted_and_it_is_said(cluster: Cluster, tmp_path: Path) -> None:
+    store = Ahead(tmp_path / "b")
+    daily(store, cluster, 3)
+    dated(store, lambda number: 40 - number)
+    store.ahead = 400 * DAY
+    running = Running(store, cluster)
+    for _ in range(2):
+        running.run()
+
+    assert numbers(store) == list(range(5))
+    assert any(f"the clock of {store.name} is 9,600.0 h ahead of the cluster's" in each for each in running.said)
+
+
+def test_manifests_of_a_run_whose_clock_was_ahead_do_not_keep_later_runs_from_thinning(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    store = FolderStore(tmp_path / "b")
+    daily(store, cluster, 4)
+    dated(store, lambda number: -400 if number == 2 else 40 - 2 * number)
+    shifted(store, 400 * DAY)  # As an earlier version of this program left it, and the machine that it ran on.
+    right = Running(store, cluster)
+    for _ in range(2):
+        right.run()
+
+    assert right.said == []
+    assert numbers(store) == [2, 4, 5], "of the third one, only the frames' time can be right, which is today's"
+    verified(store)
+
+
+def test_what_thinning_removes_can_be_restored_until_another_run_comes_to_the_same(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    store = FolderStore(tmp_path / "b")
+    daily(store, cluster, 3)
+    dated(store, lambda number: 40 - number)
+
+    named = Running(store, cluster).run().manifest.thinned
+
+    assert named == (0, 1, 2)
+    assert numbers(store) == [0, 1, 2, 3]
+    verified(store)
+    dated(store, lambda number: 20 - number)  # Another judgement, as with the right --keep.
+    assert Running(store, cluster).run().manifest.thinned == ()
+    dated(store, lambda number: 40 - number if number < 3 else 0)
+    Running(store, cluster).run()
+    assert numbers(store) == list(range(6)), "one run alone does not delete it"
+    Running(store, cluster).run()
+    assert not {0, 1, 2} & set(numbers(store))
+    verified(store)
+
+
+def test_a_time_after_the_last_manifest_is_not_in_one_whose_clock_was_ahead(cluster: Cluster, tmp_path: Path) -> None:
+    store = FolderStore(tmp_path / "b")
+    daily(store, cluster, 3)
+    dated(store, lambda number: -400 if number == 1 else 0)
+    manifests = read_all(store, print)
+
+    with pytest.raises(BackupRefused, match="is not in this backup"):
+        choose(manifests, Point(time=manifests[-1].time + DAY))
+    assert choose(manifests, Point(time=manifests[-1].time)) is manifests[-1]
+
+
+def test_the_lag_of_a_backup_grows_although_the_clock_went_back(cluster: Cluster, tmp_path: Path) -> None:
+    class Away(FolderStore):
+        """Fails once it is away."""
+
+        is_away = False
+
+        def put(self, key: str, data: bytes) -> None:
+            if self.is_away:
+                raise StoreFailed("it is away")
+            super().put(key, data)
+
+    store, now, ahead = Away(tmp_path / "b"), [time_since_boot()], [0]
+
+    def keeper() -> Keeper:
+        backup = Backup(store, lambda: wall_clock() + ahead[0], lambda _: None)
+        servers = cluster.servers.split(",")
+        connect = partial(quire_client.connect, servers, timeout_s=20)
+        return Keeper(backup, connect, servers, lambda: wall_clock() + ahead[0], now=lambda: now[0])
+
+    kept = keeper()
+    asyncio.run(kept.run())
+    assert kept.lag.records == 0
+    store.is_away, ahead[0] = True, -HOUR
+    cluster.leader.apply(["add", 1])
+    for each in (kept, keeper()):  # The second one finds a manifest that was written an hour from now.
+        began = now[0]
+        with pytest.raises(StoreFailed):
+            asyncio.run(each.run())
+        now[0] += 600 * SECOND
+        assert each.lag.seconds >= (now[0] - began) / SECOND
+
+
+def test_an_idle_cluster_s_backup_says_once_an_hour_that_nothing_is_new(cluster: Cluster, tmp_path: Path) -> None:
+    store, began = FolderStore(tmp_path / "b"), wall_clock()
+    Running(store, cluster).run()
+    assert not Running(store, cluster).run(records=0).is_new
+    dated(store, lambda _: 0.5 / 24)
+    outcome = Running(store, cluster).run(records=0)
+    assert not outcome.is_new
+    assert outcome.age > DAY // 49
+    dated(store, lambda _: 1.01 / 24)
+
+    outcome = Running(store, cluster).run(records=0)
 
     assert outcome.is_new
-    assert choose([outcome.manifest], Point(time=now[0])) is outcome.manifest
+    assert choose([outcome.manifest], Point(time=began)) is outcome.manifest
 
 
 def test_a_piece_that_rotted_is_put_once(cluster: Cluster, tmp_path: Path) -> None:
