@@ -9,10 +9,14 @@
 
 For a silent node, the last known position counts. If there is no descriptor for the lookup, the bytes are those of the
 whole log, and the record is the newest one. A node's own lag is at least the seconds since it heard its leader.
+
+A clock that went back would make the seconds fewer, down to 0. They are therefore at least those for which the records
+are known to be lacking, by a clock that is never set (`Ends`).
 """
 
+from bisect import bisect_right
 from collections.abc import Callable
-from typing import NamedTuple, assert_never
+from typing import NamedTuple, TypeVar, assert_never
 
 from quire.log import Log, LogError, ResourcesExhausted, decode_header, wall_clock
 
@@ -20,6 +24,8 @@ from .core import Core
 from .core.messages import LagReport, PositionReport
 
 MICROSECONDS = 1_000_000
+MAX_ENDS = 4_096
+"""Once there are more, every other one is forgotten: the older they are, the farther apart."""
 
 
 class Lag(NamedTuple):
@@ -45,6 +51,8 @@ class Position(NamedTuple):
     digest: bytes
     heard_at: int
 
+
+LagT = TypeVar("LagT", Lag, ApplyLag)
 
 NO_LAG = Lag(0, 0, 0.0)
 NO_APPLY_LAG = ApplyLag(0, 0.0)
@@ -97,10 +105,27 @@ def apply_lag_of(log: Log, applied_index: int, to_index: int, clock: int) -> App
     return ApplyLag(to_index - applied_index, max(0, clock - timestamp) / MICROSECONDS)
 
 
-def own_lag(reported: Lag, heard_at: int, clock: int) -> Lag:
-    """A follower's own lag: what its leader reported at `heard_at`, and at least the time since."""
-    silent = max(0, clock - heard_at) / MICROSECONDS
-    return Lag(reported.records, reported.bytes, max(reported.seconds, silent))
+class Ends:
+    """When the leader's log reached which end, as far as this node saw it, in monotonic microseconds."""
+
+    def __init__(self) -> None:
+        self._ends: list[int] = []
+        self._seen_at: list[int] = []
+
+    def note(self, end: int, now: int) -> None:
+        """Note where the log ends now. What another leader truncated does not count any more."""
+        while self._ends and self._ends[-1] > end:
+            del self._ends[-1], self._seen_at[-1]
+        if not self._ends or self._ends[-1] < end:
+            self._ends.append(end)
+            self._seen_at.append(now)
+        if len(self._ends) > MAX_ENDS:
+            del self._ends[1::2], self._seen_at[1::2]
+
+    def lacking_s(self, index: int, now: int) -> float:
+        """For how many seconds, at least, whoever has only what is below `index` has lacked something."""
+        place = bisect_right(self._ends, index)
+        return 0.0 if place == len(self._ends) else (now - self._seen_at[place]) / MICROSECONDS
 
 
 class Lags:
@@ -132,8 +157,8 @@ class Lags:
         self._is_linked = is_linked
         self._report: LagReport | None = None
         self._reported_by: str | None = None
-        self._reported_at = 0
-        self._leader_heard_at = wall_clock()
+        self._reported_at = now()
+        self._ends = Ends()
 
     def reported(self, node_id: str, message: PositionReport | LagReport) -> None:
         """Note a peer's report."""
@@ -148,14 +173,15 @@ class Lags:
                 self.note_digest(node_id, applied_index, digest)
             case LagReport():
                 if node_id == self._core.leader_id:
-                    self._report, self._leader_heard_at = message, wall_clock()
-                    self._reported_by, self._reported_at = node_id, self._now()
+                    self._report, self._reported_by, self._reported_at = message, node_id, self._now()
+                    self._ends.note(message.durable_index, self._reported_at)
             case _:
                 assert_never(message)
 
     def to_report(self) -> dict[str, LagReport]:
         """What a leader tells each other node about its lag."""
         log = self._log
+        self._ends.note(log.durable_index, self._now())
         self._guests = {node: index for node, index in self._guests.items() if self._is_linked(node)}
         heard = self._guests | {node_id: position.durable_index for node_id, position in self.positions.items()}
         return {
@@ -179,19 +205,26 @@ class Lags:
         """This node's own lag at `clock`; the leader's is 0."""
         if self._core.leads:
             return NO_LAG
-        report = self._report or LagReport(0, 0, 0)
+        report, silent = self._report or LagReport(0, 0, 0), self._now() - self._reported_at
         records = max(0, report.durable_index - self._log.durable_index)
-        late = self._leader_heard_at - report.since if report.since and records else 0
-        known = Lag(records, report.lag_bytes if records else 0, max(0, late) / MICROSECONDS)
-        return own_lag(known, self._leader_heard_at, clock)
+        late = clock - silent - report.since if report.since and records else 0
+        known = Lag(records, report.lag_bytes if records else 0, max(silent, late) / MICROSECONDS)
+        return self._at_least(known, self._log.durable_index)
 
     def of(self, position: Position, clock: int) -> Lag:
         """Another node's lag at `clock`, as this leader knows it."""
-        return lag_of(self._log, position.durable_index, clock)
+        return self._at_least(lag_of(self._log, position.durable_index, clock), position.durable_index)
+
+    def _at_least(self, lag: LagT, index: int) -> LagT:
+        """A lag of what is at `index` and above, for no shorter than it is known to last."""
+        if not lag.records:
+            return lag
+        return lag._replace(seconds=max(lag.seconds, self._ends.lacking_s(index, self._now())))
 
     def own_apply(self, applied_index: int, clock: int) -> ApplyLag:
         """The apply lag at `clock` of this node, whose machine has applied what is below `applied_index`."""
-        return apply_lag_of(self._log, applied_index, min(self._core.commit_index, self._log.durable_index), clock)
+        to_index = min(self._core.commit_index, self._log.durable_index)
+        return self._at_least(apply_lag_of(self._log, applied_index, to_index, clock), applied_index)
 
     def most_unapplied(self, applied_index: int, clock: int) -> ApplyLag:
         """How many of the records that are durable here the machine may lack at most.
@@ -200,9 +233,9 @@ class Lags:
         """
         durable = self._log.durable_index
         to_index = min(self._core.commit_index, durable) if self._core.leads else durable
-        return apply_lag_of(self._log, applied_index, to_index, clock)
+        return self._at_least(apply_lag_of(self._log, applied_index, to_index, clock), applied_index)
 
     def apply_of(self, position: Position, clock: int) -> ApplyLag:
         """Another node's apply lag at `clock`, as this leader knows it."""
         to_index = min(self._core.commit_index, position.durable_index)
-        return apply_lag_of(self._log, position.applied_index, to_index, clock)
+        return self._at_least(apply_lag_of(self._log, position.applied_index, to_index, clock), position.applied_index)

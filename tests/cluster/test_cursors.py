@@ -149,6 +149,23 @@ async def test_a_level_cursor_stays_level_between_two_looks(tmp_path: Path) -> N
 
 
 @pytest.mark.asyncio
+async def test_a_clock_that_went_back_makes_no_cursor_s_lag_shorter(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1) as cluster:
+        await cluster.commands("n1", *[["add", 1]] * 5)
+        await put(cluster, "mail", 0)
+        lags = cluster.nodes["n1"].node.components.cursor_lags
+        await lags.look()
+        [(read, _)] = lags.behind(wall_clock())
+        hour_ago = wall_clock() - 3_600_000_000
+
+        before, after = lags.lag_of(read, hour_ago), lags.lag_of(read, hour_ago)
+        earlier = lags.lag_of(read._replace(found_at=read.found_at - 60), hour_ago)
+
+        assert 0 < before.seconds < after.seconds
+        assert earlier.seconds >= 60
+
+
+@pytest.mark.asyncio
 async def test_many_cursors_share_what_was_read_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_cluster(tmp_path, 1) as cluster:
         components = cluster.nodes["n1"].node.components

@@ -2,13 +2,16 @@
 
 import pytest
 
-from quire.log import Log, Tail, time_since_boot
+from quire.log import Log, Tail, time_since_boot, wall_clock
 from quire.log.simulated import Disk
 from quire.replication import Replica
 from quire.replication.core import Core
 from quire.replication.lag import (
+    MAX_ENDS,
     NO_APPLY_LAG,
+    NO_LAG,
     ApplyLag,
+    Ends,
     Lag,
     Position,
     apply_lag_of,
@@ -66,9 +69,9 @@ def test_of_a_log_that_an_install_left_empty_a_node_lacks_what_the_snapshot_ends
 async def test_a_leader_and_each_other_node_has_an_apply_lag_of_its_own() -> None:
     async with alone() as leader:
         end = leader.log.durable_index
-        clock = leader.log.reader.frame(end - 1).header.timestamp + SECOND
+        clock = leader.log.reader.frame(end - 1).header.timestamp + 3_600 * SECOND
         assert leader.replica.lags.own(clock).records == 0
-        assert leader.replica.lags.own_apply(end - 1, clock) == ApplyLag(1, 1.0)
+        assert leader.replica.lags.own_apply(end - 1, clock) == ApplyLag(1, 3_600.0)
         assert leader.replica.lags.own_apply(end, clock) == NO_APPLY_LAG
         behind = Position(durable_index=end - 1, applied_index=end - 1, digest=DIGEST, heard_at=0)
         late = Position(durable_index=end, applied_index=end - 1, digest=DIGEST, heard_at=0)
@@ -97,6 +100,51 @@ async def test_a_lag_is_known_from_the_present_leader_s_report_of_the_last_elect
             later.setattr(replica.lags, "_now", lambda: now)
             assert is_known(replica) is False, "that leader may have written for long since"
         assert is_known(replica)
+
+
+def test_an_end_has_been_lacking_since_it_was_first_seen_and_no_longer_if_it_was_truncated() -> None:
+    ends = Ends()
+    for number in range(1, 11):
+        ends.note(10 * number, number * SECOND)
+        ends.note(10 * number, number * SECOND + 1)
+
+    assert [ends.lacking_s(index, 20 * SECOND) for index in (0, 9, 10, 99, 100)] == [19.0, 19.0, 18.0, 10.0, 0.0]
+    ends.note(75, 11 * SECOND)
+    assert [ends.lacking_s(index, 20 * SECOND) for index in (69, 70, 74, 75)] == [13.0, 9.0, 9.0, 0.0]
+
+
+@pytest.mark.parametrize("count", [MAX_ENDS, MAX_ENDS + 1, 10 * MAX_ENDS])
+def test_of_many_ends_some_are_forgotten_and_none_is_lacking_for_longer_than_it_is(count: int) -> None:
+    ends = Ends()
+    for number in range(1, count + 1):
+        ends.note(number, number)
+
+    assert ends.lacking_s(0, count) == (count - 1) / SECOND
+    assert ends.lacking_s(count - 1, count + SECOND) == 1.0
+    for index in range(0, count, count // 50):
+        lacking = ends.lacking_s(index, count)
+        assert (count - index - 1) / 2 / SECOND <= lacking <= (count - index - 1) / SECOND
+
+
+async def test_a_clock_that_went_back_makes_no_lag_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    back, later = wall_clock() - 3_600 * SECOND, time_since_boot() + 60 * SECOND
+    async with cluster_of("n1", "n2", "n3") as cluster:
+        leader, follower = cluster["n1"].replica, cluster["n3"].replica
+        await until(lambda: leader.core.leads and follower.lags.is_known and follower.core.commit_index > 0)
+        await until(lambda: leader.core.commit_index == cluster["n1"].log.durable_index)
+        await until(lambda: follower.core.commit_index == cluster["n3"].log.durable_index)
+        end = cluster["n3"].log.durable_index
+        position = Position(durable_index=end - 1, applied_index=end - 1, digest=DIGEST, heard_at=0)
+        with monkeypatch.context() as time:
+            for replica in (leader, follower):
+                time.setattr(replica.lags, "_now", lambda: later)
+            assert follower.lags.own(back).seconds > 30, "it has not heard its leader for so long"
+            assert follower.lags.own_apply(end - 1, back).seconds > 30
+            assert follower.lags.most_unapplied(end - 1, back).seconds > 30
+            assert leader.lags.of(position, back).seconds > 30
+            late = position._replace(durable_index=end)
+            assert leader.lags.apply_of(late, back).seconds > 30
+            assert leader.lags.of(late, back) == NO_LAG
 
 
 async def test_what_may_be_committed_though_a_follower_has_not_heard_of_it_counts_as_not_applied(

@@ -8,7 +8,6 @@ import pytest
 from quire.replication.core import NodeRole
 from quire.replication.core.invariants import InvariantBroken, Invariants
 from quire.replication.core.status import InstallStatus, Queues, StreamStatus
-from quire.replication.lag import Lag, own_lag
 from tests.replication.running import Cluster
 from tests.replication.world import disk_id
 from tests.rules.scenes import led
@@ -68,11 +67,6 @@ def test_nothing_outside_the_core_reads_its_state(room: str) -> None:
     outside = [path for path in (TOP / room).rglob("*.py") if TOP / "replication" / "core" not in path.parents]
     found = [f"{path}: {line}" for path in outside for line in path.read_text().splitlines() if INSIDES.search(line)]
     assert [line for line in found if " import " not in line] == []
-
-
-def test_a_follower_lags_by_at_least_the_time_in_which_it_did_not_hear_its_leader() -> None:
-    assert own_lag(Lag(1, 100, 0.5), heard_at=1_000_000, clock=3_000_000) == Lag(1, 100, 2.0)
-    assert own_lag(Lag(1, 100, 5.0), heard_at=1_000_000, clock=3_000_000) == Lag(1, 100, 5.0)
 
 
 def test_a_stream_that_was_shipped_more_than_there_is_breaks_a_rule() -> None:

@@ -64,6 +64,8 @@ class CursorRead(NamedTuple):
     next_index: int
     since: int | None
     lost: int
+    found_at: float
+    """When the record there was found, by a clock that is never set: a clock that went back makes no lag shorter."""
 
 
 @dataclass(slots=True)
@@ -78,6 +80,8 @@ class _Place:
     """The timestamp of the record at `at`, if that is for the consumer; 0 if it cannot be read."""
     lost: int = 0
     """How many indices of [index, at) had expired here before they were read."""
+    found_at: float = 0.0
+    """When `since` was found, in monotonic seconds."""
 
 
 class _SystemRuns:
@@ -138,14 +142,16 @@ class CursorLags:
         while not self._advance(place, share_of(name)):
             await self._turn()
         self._places[name] = place
-        return CursorRead(name, cursor.index, place.at, place.since, place.lost)
+        return CursorRead(name, cursor.index, place.at, place.since, place.lost, place.found_at)
 
     def lag_of(self, read: CursorRead, clock: int) -> CursorLag:
         """Its lag at a clock in microseconds."""
         if read.since is None:
             return CursorLag(0, 0.0)
-        age_us = max(0, clock - read.since) if read.since else 0
-        return CursorLag(max(0, self._bounds().highest_index - read.next_index), age_us / MICROSECONDS)
+        records = max(0, self._bounds().highest_index - read.next_index)
+        if not read.since:
+            return CursorLag(records, 0.0)
+        return CursorLag(records, max((clock - read.since) / MICROSECONDS, time.monotonic() - read.found_at))
 
     def needed(self) -> list[NeededFrom] | None:
         """From where on the consumers of cursors that may hold the log need it; None if the cursors are not known yet.
@@ -234,7 +240,7 @@ class CursorLags:
         if place is None:
             return _Place(cursor.index, cursor.index)
         lost = max(0, min(place.lost, self._bounds().lowest_index - cursor.index))
-        return _Place(cursor.index, place.at, place.since, lost)
+        return _Place(cursor.index, place.at, place.since, lost, place.found_at)
 
     def _advance(self, place: _Place, share: tuple[int, int]) -> bool:
         """Search on for the consumer's next record; return False if there is more to search after a turn."""
@@ -264,7 +270,7 @@ class CursorLags:
             if header.kind == Kind.SYSTEM:
                 self._runs.add(at, header.next_index)
             elif (first := at + (shard - at) % shards) < header.next_index:
-                place.at, place.since = first, header.timestamp
+                place.at, place.since, place.found_at = first, header.timestamp, time.monotonic()
                 return True
             else:
                 place.at = header.next_index
