@@ -22,6 +22,7 @@ from quire.log import (
 )
 
 from ..client import Client, ClientError, NotFound, Status, Unavailable
+from ..client.documents import cluster_clock
 from ..data_dir.survivor import HISTORY_TYPE
 from .manifest import BackupInvalid, BackupRefused, Manifest
 
@@ -57,10 +58,11 @@ class Source:
         self._client = client
         self._server = server
         self.status = status
-        self.clock_offset = status["clock"] - time_since_boot()
-        """What the cluster's clock shows less the time since boot here, in microseconds; not too much.
+        self.clock_offset = cluster_clock(status) - time_since_boot()
+        """The cluster's clock less the time since boot here, in microseconds; short by what the answer took.
 
-        Until `choose` has asked the others, the cluster's clock is the node's."""
+        Until `choose` has asked the others, as this node knows it.
+        """
         self.known_end = committed_end(status["commit_index"], status["durable_index"])
         """The end of what any node that was asked has committed."""
 
@@ -73,7 +75,7 @@ class Source:
     def clock(self) -> int:
         """The cluster's clock now, in microseconds since 1970.
 
-        It is the latest time that the clocks of a majority of the nodes that answered have reached.
+        It is the latest time that it has reached for a majority of the nodes that answered.
         """
         return time_since_boot() + self.clock_offset
 

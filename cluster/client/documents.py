@@ -333,6 +333,14 @@ class Status(TypedDict):
     stream: NotRequired[Stream]
 
 
+def cluster_clock(status: Status) -> int:
+    """The cluster's clock as a node knows it, in microseconds since 1970.
+
+    On a leader it is the latest time that a majority of the voters' clocks have reached, elsewhere the node's own.
+    """
+    return status["clock"] - status.get("clock_offsets_us", {}).get(status["node_id"], 0)
+
+
 def document_of(reply: Reply, kind: type[Document]) -> Document:
     """The JSON object or msgpack map in a reply. Raises ClientError if it is neither."""
     document = value_of(reply)

@@ -1,5 +1,7 @@
 """Sessions over HTTP, through leader and follower: a repeated command is executed once."""
 
+import asyncio
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 from urllib.parse import quote
@@ -8,12 +10,14 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from quire.cluster.client import connect
+from quire.cluster.cli.operating.sessions import idle_sessions
+from quire.cluster.client import Client, connect
 from tests.cluster.running import Reply, RunningCluster, running_cluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 JSON = "application/json"
+DEADLINE_S = 60.0
 EVERYWHERE = pytest.mark.parametrize("at", ["n1", "n3"])
 
 
@@ -35,8 +39,30 @@ async def send(cluster: RunningCluster, at: str, session: int, sequence: int, *c
     return await cluster.ask(at, "POST", "/commands", orjson.dumps({"commands": commands}), JSON, headers)
 
 
+async def until_idle(client: Client, session: int) -> None:
+    """Wait until a session counts as idle for a millisecond."""
+    async with asyncio.timeout(DEADLINE_S):
+        while session not in [row["session"] for row in await idle_sessions(client, "", 0.001)]:
+            pass  # Each look takes a while.
+
+
 async def state(cluster: RunningCluster) -> Any:
     return (await cluster.ask("n1", "GET", "/state")).document["state"]
+
+
+async def test_sessions_are_idle_by_the_cluster_s_clock_and_not_by_that_of_who_asks(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    year = 365 * 86_400
+    session = await opened(cluster, "n1", "in use")
+    assert (await send(cluster, "n1", session["session"], 1, ["add", 0])).status == 200
+    async with connect(cluster.address("n1")) as client:
+        now = time.time() + year
+        with monkeypatch.context() as wrong:
+            wrong.setattr(time, "time", lambda: now)
+            assert await idle_sessions(client, "in use", 3_600) == []
+        assert [row["session"] for row in await idle_sessions(client, "in use", 0)] == [session["session"]]
+        await until_idle(client, session["session"])
 
 
 @EVERYWHERE

@@ -1,9 +1,9 @@
 """What `quire session` asks of a cluster, and what it prints."""
 
-import time
 from collections.abc import Mapping
 
 from ...client import Client, Forbidden, NotFound, SessionClosed, SessionRow
+from ...client.documents import cluster_clock
 from ..connection import ClusterOptions, ask
 from ..output import printable, say, to_json
 
@@ -25,7 +25,7 @@ def list_sessions(cluster: ClusterOptions, prefix: str, idle_s: float, *, as_jso
     """Print the sessions with a prefix that have been idle for that long, one per line."""
 
     async def listed(client: Client) -> list[SessionRow]:
-        return await _idle_sessions(client, prefix, idle_s)
+        return await idle_sessions(client, prefix, idle_s)
 
     for row in ask(cluster, timeout_s, listed):
         _show(row, as_json=as_json)
@@ -37,7 +37,7 @@ def close_idle_sessions(
     """Close the sessions with a prefix that have been idle for that long; print how many, or which as JSON."""
 
     async def close_all(client: Client) -> list[int]:
-        found = [row["session"] for row in await _idle_sessions(client, prefix, idle_s)]
+        found = [row["session"] for row in await idle_sessions(client, prefix, idle_s)]
         parts = [found[first : first + CLOSED_AT_ONCE] for first in range(0, len(found), CLOSED_AT_ONCE)]
         return [closed for part in parts for closed in await client.close_sessions(part)]
 
@@ -73,14 +73,16 @@ async def _session_of(client: Client, name: str) -> int:
     raise NotFound({"status": 404, "detail": f"no session is open under the name {name!r}; see `quire session list`"})
 
 
-async def _idle_sessions(client: Client, prefix: str, idle_s: float) -> list[SessionRow]:
-    """The sessions whose names start with `prefix` and that have been idle for `idle_s` by this machine's clock.
+async def idle_sessions(client: Client, prefix: str, idle_s: float) -> list[SessionRow]:
+    """The sessions whose names start with `prefix` and that have been idle for `idle_s` by the cluster's clock.
 
     A session whose last use is unknown does not count as idle.
     """
-    used_before = (time.time() - idle_s) * 1_000_000
     rows = [row async for row in client.sessions(prefix)]
-    return [row for row in rows if not idle_s or 0 < row["used_at"] < used_before]
+    if not idle_s:
+        return rows
+    used_before = cluster_clock(await client.status()) - idle_s * 1_000_000
+    return [row for row in rows if 0 < row["used_at"] < used_before]
 
 
 def _show(document: Mapping[str, object], *, as_json: bool) -> None:
