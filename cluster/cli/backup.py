@@ -28,6 +28,8 @@ T = TypeVar("T")
 MICROSECONDS = 1_000_000
 DAY_US = 86_400 * MICROSECONDS
 MAX_LAG_S = 600.0
+MAX_SKEW_S = 10.0
+"""Clocks differ by less (`CLOCK_ALARM_US`). A record that is from further ahead shows that the clock went back."""
 
 
 class _RunByDefault(Group):
@@ -181,7 +183,8 @@ def _row(manifest: "Manifest") -> dict[str, object]:
     row |= {"base": manifest.base, "end": manifest.end.index, "epoch": manifest.end.epoch}
     row |= {"snapshots": [snapshot.index for snapshot in manifest.snapshots], "bytes": manifest.size}
     row |= {"cluster_id": manifest.cluster_id, "history": manifest.history, "name": manifest.name}
-    return row | {"applied": list(manifest.applied), "node": manifest.node, "quire": manifest.quire}
+    row |= {"applied": list(manifest.applied), "node": manifest.node, "quire": manifest.quire}
+    return row | {"thinned": list(manifest.thinned)}
 
 
 @app.command()
@@ -238,6 +241,7 @@ def status(
 ) -> None:
     """Show the newest manifest, and how far the backup lags behind the cluster."""
     from ..backup.contents import read_all, shown_time
+    from ..client.documents import cluster_clock
 
     with failing():
         last = read_all(store_of(source, store_option), complain)[-1]
@@ -247,13 +251,18 @@ def status(
         raise typer.Exit(Exit.FAILED)
     records = max(0, now["commit_index"] - last.end.index)
     since = last.time if missing is None else missing
-    seconds = max(0.0, (now["clock"] - since) / MICROSECONDS) if records else 0.0
+    seconds = (cluster_clock(now) - since) / MICROSECONDS if records else 0.0
+    is_known, shown = seconds >= -MAX_SKEW_S, max(0.0, seconds)
     if as_json:
-        say(to_json(_row(last) | {"lag_records": records, "lag_seconds": round(seconds, 1)}))
+        say(to_json(_row(last) | {"lag_records": records, "lag_seconds": round(shown, 1) if is_known else None}))
     else:
         say(f"manifest   {last.number} of {shown_time(last.time)}, from {last.node}")
         say(f"records    [{last.base}, {last.end.index})")
-        say(f"lag        {records} records, {seconds:.0f} s")
+        say(f"lag        {records} records, " + (f"{shown:.0f} s" if is_known else "for an unknown time"))
+    if not is_known:
+        since_when = f"it lags since {shown_time(since)}, and the cluster's clock is {-seconds:.0f} s behind that"
+        complain(f"for how long the backup lags is unknown: {since_when}; set the nodes' clocks right (NTP)")
+        raise typer.Exit(Exit.FAILED)
     if seconds > max_lag:
         complain(f"the backup lags by more than {max_lag:.0f} s; see the output of `quire backup`")
         raise typer.Exit(Exit.FAILED)

@@ -1,12 +1,14 @@
 """What a backup that runs for long meets: outages between its runs, wrong clocks, manifests that cannot be read."""
 
 import asyncio
+import json
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from quire.cluster import client as quire_client
 from quire.cluster.backup.contents import Point, choose, read_all
@@ -17,7 +19,9 @@ from quire.cluster.backup.run import Backup, Outcome
 from quire.cluster.backup.source import Source
 from quire.cluster.backup.store import FolderStore, Store, Stored, StoreFailed
 from quire.cluster.backup.verify import Verification
-from quire.cluster.client import Unavailable
+from quire.cluster.cli.backup import app
+from quire.cluster.cli.output import Exit
+from quire.cluster.client import Unavailable, documents
 from quire.log import time_since_boot, wall_clock
 from tests.backup.backed_up import MACHINE, PIECE_BYTES, newest_only
 from tests.processes.cluster import Cluster
@@ -278,6 +282,24 @@ def test_the_lag_of_a_backup_grows_although_the_clock_went_back(cluster: Cluster
             asyncio.run(each.run())
         now[0] += 600 * SECOND
         assert each.lag.seconds >= (now[0] - began) / SECOND
+
+
+def test_a_cluster_s_clock_that_went_back_is_no_lag_of_0_s(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Running(FolderStore(tmp_path / "b"), cluster).run()
+    arguments = ["status", str(tmp_path / "b"), "--server", cluster.servers]
+    assert CliRunner().invoke(app, arguments).exit_code == Exit.DONE
+    cluster.leader.apply(["add", 1])
+    monkeypatch.setattr(documents, "cluster_clock", lambda status: status["clock"] - HOUR)
+
+    ended = CliRunner().invoke(app, arguments)
+    as_json = CliRunner().invoke(app, [*arguments, "--json"])
+
+    assert (ended.exit_code, as_json.exit_code) == (Exit.FAILED, Exit.FAILED)
+    assert "1 records, for an unknown time" in ended.stdout
+    assert "the cluster's clock is 3" in ended.stderr
+    assert json.loads(as_json.stdout)["lag_seconds"] is None
 
 
 def test_an_idle_cluster_s_backup_says_once_an_hour_that_nothing_is_new(cluster: Cluster, tmp_path: Path) -> None:
