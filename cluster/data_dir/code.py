@@ -20,15 +20,8 @@ CODE_VERSION = 1
 MAX_CODE_BYTES = 1 << 16
 RUN_KEPT = 16
 """Of the fingerprints that a node has run since: the newest ones."""
-SHORT_CHARACTERS = 12
-"""Of a fingerprint in hex, where people read it."""
 
 logger = structlog.get_logger(__name__)
-
-
-def short(code: bytes) -> str:
-    """A fingerprint as people read it."""
-    return code.hex()[:SHORT_CHARACTERS]
 
 
 class CodeRecord(NamedTuple):

@@ -15,8 +15,9 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from quire.log import NoRoom, ResourcesExhausted
+from quire.sm.machines.fingerprint import short
 
-from ..data_dir.code import CodeRecord, short
+from ..data_dir.code import CodeRecord
 from ..errors import DiskFullError, ResourcesExhaustedError
 from .digests import Parting
 

@@ -16,6 +16,14 @@ from .registry import BUILT_IN
 UNKNOWN = b""
 """The fingerprint of a machine with a module that has no source: bytecode, an extension, or interactive code."""
 
+SHORT_CHARACTERS = 12
+"""Of a fingerprint in hex, where people read it."""
+
+
+def short(code: bytes) -> str:
+    """A fingerprint as people read it."""
+    return code.hex()[:SHORT_CHARACTERS]
+
 
 def fingerprint_of(machine: type[StateMachine]) -> bytes:
     """The sha256 of the machine's code, `UNKNOWN` if a source is missing. Call it when its module has been imported.

@@ -1,77 +1,29 @@
 """A machine whose code changes under the same version: an alarm on each node concerned until an operator accepts it."""
 
 import asyncio
-import importlib
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from quire.cluster.data_dir.code import CODE_FILE, short
+from quire.cluster.data_dir.code import CODE_FILE
 from quire.cluster.errors import DiskFullError
 from quire.cluster.node.code import MachineCode
 from quire.cluster.node.digests import Parting
 from quire.cluster.node.views.fitness import SAME_CODE
 from quire.cluster.node.views.status import node_status
 from quire.replication.core.fitness.codes import OTHER_CODE
-from quire.sm import fingerprint_of, load_machine
+from quire.sm.machines.fingerprint import short
+from tests.cluster.ledger import RULES, SPEC, Deploy
 from tests.cluster.running import RunningCluster, running_cluster, started
 from tests.data_dir.voters import formatted, opened
 
 DEADLINE_S = 60
-PACKAGE = "ledger_of_this_test"
-SPEC = f"{PACKAGE}.machine:Ledger"
-MACHINE = f"""
-from {PACKAGE}.rules import posted
-
-class Ledger:
-    name = "ledger"
-    version = 1
-    quick = True
-    def __init__(self, initial): self.balance = 0
-    def check(self, command): ...
-    def apply(self, command, context):
-        self.balance = posted(self.balance, command)
-        return self.balance
-    def query(self, request): return self.balance
-    def snapshot(self): yield str(self.balance).encode()
-    def restore(self, chunks): self.balance = int(b"".join(chunks))
-"""
-RULES = "def posted(balance, amount): return balance + amount\n"
 COMMENTED = RULES + "# Amounts are in cents.\n"
 OTHER = RULES.replace("+ amount", "+ amount + 100")
 
 EXTENDED = RULES.replace("+ amount", "+ amount * (2 if amount >= 1000 else 1)")
 """As before for the amounts that were posted so far."""
-
-Deploy = Callable[[str], str]
-
-
-@pytest.fixture
-def deploy(tmp_path: Path) -> Iterator[Deploy]:
-    """Put these rules in place for the nodes that start from now on; returns the code's short fingerprint."""
-    folder = tmp_path / "path" / PACKAGE
-    folder.mkdir(parents=True)
-    (folder / "machine.py").write_text(MACHINE)
-    (folder / "__init__.py").write_text("")
-    sys.path.insert(0, str(folder.parent))
-
-    def forget() -> None:
-        for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
-            del sys.modules[name]
-        importlib.invalidate_caches()
-
-    def put(rules: str) -> str:
-        (folder / "rules.py").write_text(rules)
-        for compiled in folder.rglob("*.pyc"):
-            compiled.unlink()
-        forget()
-        return short(fingerprint_of(load_machine(SPEC)))
-
-    yield put
-    forget()
-    sys.path.remove(str(folder.parent))
 
 
 def alarms(cluster: RunningCluster, node_id: str) -> list[str]:
