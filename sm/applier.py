@@ -41,6 +41,7 @@ from .errors import (
     ApplyFailed,
     CommandFailed,
     FrameOutOfOrder,
+    StateUnproven,
     defined_at,
     in_one_line,
     raised_at,
@@ -180,6 +181,8 @@ class Applier:
         if SESSION_TTL in self.features and self.sessions.expiring_since is None:
             self.sessions.expire_from(0)  # The snapshot has the times of use.
         self.failure: ApplyFailed | None = None
+        self.unproven: StateUnproven | None = None
+        """Set until it is known that the state is what another code, which took a snapshot, made of the same log."""
         self._is_inside = False  # Whether a frame has begun and not ended.
         if lacking := sorted(self.features - set(supported)):
             text = f"the snapshot uses the feature {lacking[0]!r:.40}, which this version does not know"
@@ -197,7 +200,7 @@ class Applier:
         `name` is the snapshot's, for messages. After any exception, discard the machine and the table.
 
         Raises:
-            SnapshotDamaged, SnapshotInvalid: as `restore_content`.
+            SnapshotDamaged, RestoreFailed: as `restore_content`.
         """
         cursors = Cursors()
         restore_content(pieces, machine, sessions, cursors, name)
@@ -254,7 +257,21 @@ class Applier:
             del self._epochs[:-MAX_EPOCHS]
         self._tail = Tail(header.next_index, header.epoch, header.timestamp, header.crc32c)
         self._is_inside = False
+        if (unproven := self.unproven) is not None and unproven.index == header.next_index:
+            self._compare(unproven)
         return Applied(header.index, header.next_index, header.epoch, results, refused, size, answered)
+
+    def _compare(self, unproven: StateUnproven) -> None:
+        """Compare the digest with that of the snapshot that the machine does not read. Raises ApplyFailed."""
+        if self.digest != unproven.digest:
+            text = f"applied from index {unproven.from_index}, the log does not give the digest of the snapshot there"
+            self.failure = ApplyFailed(index=unproven.index, text=text, do=unproven.do)
+            raise self.failure
+
+    @property
+    def refusal(self) -> ApplyFailed | None:
+        """Why nothing that it holds may be answered: it has failed, or its state is unproven."""
+        return self.failure or self.unproven
 
     @property
     def history(self) -> bytes:
@@ -277,22 +294,22 @@ class Applier:
         )
 
     def content(self) -> Iterator[bytes]:
-        """The content of a snapshot taken now; read it before the next `apply`. Raises ApplyFailed after a failure."""
+        """The content of a snapshot taken now; read it before the next `apply`. Raises ApplyFailed: the `refusal`."""
         self._refuse_inside()
         return content_of(self.machine, self.sessions, self.cursors)
 
     def state(self) -> Any:
-        """The machine's whole state, `query(None)`. Raises ApplyFailed after a failure."""
+        """The machine's whole state, `query(None)`. Raises ApplyFailed: the `refusal`."""
         return self.query(None)
 
     def query(self, request: object) -> Any:
-        """The machine's answer. Raises ApplyFailed after a failure, and whatever the machine raises."""
+        """The machine's answer. Raises ApplyFailed: the `refusal`; and whatever the machine raises."""
         self._refuse_inside()
         return self.machine.query(request)
 
     def _refuse_inside(self) -> None:
-        if self.failure is not None:
-            raise self.failure.with_traceback(None)
+        if (refusal := self.refusal) is not None:
+            raise refusal.with_traceback(None)
         if self._is_inside:
             raise RuntimeError(f"the frame at {self.applied_index} is partly applied; wait until it is finished")
 

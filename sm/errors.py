@@ -14,7 +14,11 @@ _short = Repr()
 _short.maxstring = _short.maxother = 60
 _short.maxlevel = 3
 
-FIX_MACHINE = "fix the machine's class, then restart every node with it (docs/machines.md says why that is safe)"
+FIX_MACHINE = (
+    "if other nodes got past this index, give this node their code and restart it; if none did, correct the class and "
+    "restart every node with it (docs/machines.md says why that is safe)"
+)
+GIVE_CODE = "give this node the code that wrote it, or a class that reads it, too, and restart it (docs/machines.md)"
 RESTART = (
     "restart this node; if it stops there again, or if all nodes stopped there, fix the machine (docs/machines.md)"
 )
@@ -68,6 +72,15 @@ class SnapshotDamaged(MachineError):
         self.reason = reason
 
 
+class RestoreFailed(MachineError):
+    """A machine's `restore` raised, and the snapshot is whole: this class does not read what another one wrote."""
+
+    def __init__(self, *, snapshot: str, reason: str) -> None:
+        super().__init__(f"the machine's restore of snapshot {snapshot} raised {reason}")
+        self.snapshot = snapshot
+        self.reason = reason
+
+
 class SnapshotForeign(MachineError):
     """A whole snapshot of another cluster, machine or machine version; it is left unchanged."""
 
@@ -117,11 +130,27 @@ class ApplyFailed(MachineError):
     status, the journal and answers to callers.
     """
 
-    def __init__(self, *, index: int, text: str, do: str) -> None:
-        super().__init__(f"applying stopped at index {index}: {text}; {do}")
+    def __init__(self, *, index: int, text: str, do: str, what: str = "applying stopped at") -> None:
+        super().__init__(f"{what} index {index}: {text}; {do}")
+        self.what = what
         self.index = index
         self.text = text
         self.do = do
+
+
+class StateUnproven(ApplyFailed):
+    """The machine does not read the snapshot at `index`, and applies the log from an older one: by other code, perhaps.
+
+    So nothing is answered until the digest at `index` is the snapshot's, and, there or later, that of a majority of the
+    voters. `text` is about the snapshot. The message is used as that of `ApplyFailed`.
+    """
+
+    def __init__(self, *, index: int, text: str, do: str, digest: bytes, from_index: int) -> None:
+        instead = f"the log is applied from index {from_index} instead"
+        until = "nothing is answered before the digest is that of this snapshot, and of a majority of the voters"
+        super().__init__(index=index, text=f"{text}; {instead}, and {until}", do=do, what="the state is unproven since")
+        self.digest = digest
+        self.from_index = from_index
 
 
 class FrameOutOfOrder(MachineError):

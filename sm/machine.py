@@ -165,7 +165,8 @@ class StateMachine(Protocol):
         iterate. Bytes of all earlier releases of this `version` must be understood.
 
         Raises:
-            SnapshotInvalid: they are not a snapshot of this machine; its state is unchanged.
+            SnapshotInvalid: they are not a snapshot of this machine; its state is unchanged. After this or any other
+                exception the node goes on without its machine, as after one of `apply`.
         """
         ...
 

@@ -100,14 +100,6 @@ def check_history(manifest: Manifest, applier: Applier) -> None:
         raise SnapshotRefused(f"it is of history {manifest.history.hex()}, this node of {applier.history.hex()}")
 
 
-class InstalledWrites(Protocol):
-    """Writes that wait for answers."""
-
-    def resume(self) -> None:
-        """Applying continues with the machine of an installed snapshot."""
-        ...
-
-
 class InstalledDigests(Protocol):
     """This node's digests."""
 
@@ -121,7 +113,6 @@ class AfterInstall:
     """What continues from an installed snapshot."""
 
     applying: Applying
-    writes: InstalledWrites
     digests: InstalledDigests
 
 
@@ -219,8 +210,6 @@ class Installing:
         applying.continue_from(self.installed(index))
         older = [kept for kept in self._store.indices if kept < index]
         self._removing = watched_task(self._remove(older), f"removal of snapshots below {index}", self._failed)
-        self._after.writes.resume()
-        applying.report_failure()
         self._after.digests.installed(applying.applied_index, applying.digest)
         applying.visibility.grew()
 

@@ -98,7 +98,7 @@ class Snapshotting:
     def at_boundary(self, header: FrameHeader) -> None:
         """A frame was applied: take a snapshot if one is due."""
         self._log_bytes += header.size
-        if self._taking is None and self._is_due(header):
+        if self._taking is None and self._is_due(header) and self._applying.applier.refusal is None:
             if not self._may_keep():
                 self._hold_back()
                 return
@@ -164,15 +164,15 @@ class Snapshotting:
 
         Raises:
             SnapshotFailed, DiskFullError: there is none; older ones are untouched.
-            StateUnavailable: the machine has stopped applying.
+            StateUnavailable: the machine has stopped applying, or its state is unproven.
         """
         wanted = self._applying.applier.applied_index
         while True:
             newest = self.manifests[-1] if self.manifests else None
             if newest is not None and newest.index >= wanted:
                 return newest
-            if (failure := self._applying.applier.failure) is not None:
-                raise StateUnavailable(f"no snapshot can be taken: {failure}")
+            if (refusal := self._applying.applier.refusal) is not None:
+                raise StateUnavailable(f"no snapshot can be taken: {refusal}")
             if not self._may_keep():
                 raise StateUnavailable(NOT_KEPT)
             if self._taking is None:
@@ -272,8 +272,8 @@ class Snapshotting:
 
     @property
     def alarm(self) -> str | None:
-        """The alarm about snapshots for an operator; None if there is none, or if the machine has failed."""
-        if self._applying.applier.failure is not None:
+        """The alarm about snapshots for an operator; None if there is none, or if the machine answers nothing."""
+        if self._applying.applier.refusal is not None:
             return None
         if damaged := self._store.damaged[self._replaced :]:
             failure = f" (the last attempt failed: {self.failure})" if self.failure else ""

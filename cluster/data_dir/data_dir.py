@@ -166,18 +166,28 @@ class DataDir:
         """The first frame of the log; the directory must be formatted."""
         return self._genesis
 
-    def restore(self, new_machine: Callable[[], StateMachine], new_sessions: Callable[[], Sessions]) -> Applier:
+    def restore(
+        self, new_machine: Callable[[], StateMachine], new_sessions: Callable[[], Sessions], code: bytes = b""
+    ) -> Applier:
         """An applier at the boundary of the newest whole snapshot, which the log then joins (rule 16).
+
+        `code` is the fingerprint of the machine's code. If it does not read that snapshot, see `restore_newest`.
 
         Raises:
             DataDirRefused: no whole snapshot reaches the beginning of the log.
             MachineError, LogError: this node cannot use a snapshot, or the log.
         """
         log, genesis = self._formatted()
-        self.snapshots = SnapshotStore.open(self._directory, Owner(genesis.cluster_id, genesis.machine))
+        lowest = log.bounds.lowest_index
+        self.snapshots = SnapshotStore.open(self._directory, Owner(genesis.cluster_id, genesis.machine, code))
         SnapshotPart.resume(self.snapshots)
-        applier = restore_newest(self.snapshots, new_machine, new_sessions)
-        boundary, lowest = applier.boundary, log.bounds.lowest_index
+        applier = restore_newest(
+            self.snapshots,
+            new_machine,
+            new_sessions,
+            lambda tail: tail.index >= lowest and (not tail.index or log.lookup.follows(tail)),
+        )
+        boundary = applier.boundary
         check_epoch(self._directory.path, "its snapshot", max(boundary.tail.epoch, *dict(boundary.epochs), 0))
         if boundary.tail.index < lowest:
             # Refuse rather than reset: a reset to an older snapshot would lose committed records.

@@ -270,8 +270,8 @@ def _of_cluster_error(request: web.Request, error: ClusterError, request_id: str
     answer = answer_of(error)
     request.app[ADMISSION].authorization.refused(request, error, answer.name)
     formed = request.app[API].node.formed if API in request.app else None
-    failure = None if formed is None else formed.applying.applier.failure
-    is_known = failure is not None and str(failure) in str(error)  # The journal has it, once.
+    refusal = None if formed is None else formed.applying.applier.refusal
+    is_known = refusal is not None and str(refusal) in str(error)  # The journal has it, once.
     if answer.status in (500, 504) and not is_known:  # A 503 wrote nothing and is temporary.
         rate_limited.warning(
             "request failed", method=request.method, path=request.path, problem=answer.name, why=str(error)

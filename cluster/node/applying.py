@@ -52,7 +52,11 @@ class AppliedWrites(Protocol):
         ...
 
     def end(self, reason: str) -> None:
-        """The machine has stopped applying; the log continues."""
+        """The machine answers nothing; the log continues."""
+        ...
+
+    def resume(self) -> None:
+        """The machine answers again: another one was installed, or its state is proven."""
         ...
 
 
@@ -88,6 +92,8 @@ class ApplyPorts:
     digests: OwnDigests
     boundaries: Boundaries
     failures: Failures
+    is_shared: Callable[[int], bool] = lambda _: False
+    """Whether a majority of the voters has this node's digest at an index from there on."""
 
 
 class Visibility:
@@ -258,14 +264,25 @@ class Applying:
 
     @property
     def machine_failed(self) -> bool:
-        """Whether this node's machine has stopped applying."""
-        return self.applier.failure is not None
+        """Whether this node's machine answers nothing: it has stopped applying, or its state is unproven."""
+        return self.applier.refusal is not None
 
     def report_failure(self) -> None:
-        """If the machine has stopped applying, refuse everything from now on; the log continues."""
-        if (failure := self.applier.failure) is not None:
-            journal.error("the machine has failed", reason=str(failure))
-            self._ports.writes.end(str(failure))
+        """If the machine answers nothing, refuse everything from now on; the log continues."""
+        if (refusal := self.applier.refusal) is not None:
+            what = "the machine has failed" if self.applier.failure is not None else "the state is unproven"
+            journal.error(what, reason=str(refusal))
+            self._ports.writes.end(str(refusal))
+
+    def prove(self) -> None:
+        """Another digest is known, here or of another node: if the state is proven by it, answer from now on."""
+        applier = self.applier
+        if (unproven := applier.unproven) is None or applier.failure is not None:
+            return
+        if applier.applied_index >= unproven.index and self._ports.is_shared(unproven.index):
+            applier.unproven = None
+            journal.info("the state is proven", index=applier.applied_index)
+            self._ports.writes.resume()
 
     def apply_to(self, index: int) -> None:
         """Apply every record below `index`; one time slice of that at once."""
@@ -289,6 +306,8 @@ class Applying:
         if self._thread is not None:  # It may stay busy with the old machine forever.
             self._thread.end()
             self._thread = None
+        self._ports.writes.resume()
+        self.report_failure()
         self._go_on()  # It wakes who waits for what the snapshot holds, too.
 
     def stop(self) -> None:
@@ -321,10 +340,10 @@ class Applying:
         """Return when every record below `index` is applied.
 
         Raises:
-            ApplyFailed: the machine has stopped applying.
+            ApplyFailed: the machine answers nothing.
         """
-        if self.applier.failure is not None:
-            raise self.applier.failure
+        if (refusal := self.applier.refusal) is not None:
+            raise refusal
         if self.applier.applied_index < index:
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             heapq.heappush(self._waiting, (index, next(self._order), waiting))
@@ -386,6 +405,7 @@ class Applying:
             raise
         finally:
             self._is_in_slice = False
+            self.prove()
             self._wake()
 
     def _schedule(self, delay_s: float) -> None:
@@ -507,11 +527,11 @@ class Applying:
             self._thread.run(read_all, was_read)
 
     def _wake(self) -> None:
-        failure = self.applier.failure
-        while self._waiting and (failure or self._waiting[0][0] <= self.applier.applied_index):
+        refusal = self.applier.refusal
+        while self._waiting and (refusal or self._waiting[0][0] <= self.applier.applied_index):
             waiting = heapq.heappop(self._waiting)[2]
             if not waiting.done():
-                if failure is None:
+                if refusal is None:
                     waiting.set_result(None)
                 else:
-                    waiting.set_exception(failure)
+                    waiting.set_exception(refusal)

@@ -143,7 +143,7 @@ class NodeResources:
         check_genesis(genesis, self.machine, self.config)
         await self.code.start()  # Before it applies anything.
         new_machine = partial(genesis.new_machine, self.machine_type)
-        return await asyncio.to_thread(self.data_dir.restore, new_machine, genesis.new_sessions)
+        return await asyncio.to_thread(self.data_dir.restore, new_machine, genesis.new_sessions, self.code.running)
 
     async def close(self) -> None:
         """Mark a clean stop and unlock."""
@@ -276,7 +276,7 @@ class Components:
         reading = Reading(log, replica, applying, leadership)
         changes = Changes(replica, leadership.not_leader, node.addresses.of, timeout_ms)
         factories = Factories(partial(genesis.new_machine, resources.machine_type), genesis.new_sessions)
-        after_install = AfterInstall(applying, pending, node.digests)
+        after_install = AfterInstall(applying, node.digests)
         session, store = resources.http, data_dir.snapshots
         cursor_lags = CursorLags(log, lambda: reading.bounds, lambda: applying.applier)
         compaction = Compaction(
@@ -284,8 +284,21 @@ class Components:
         )
         installs = compaction.installing
         ports: Ports[Waiter] = Ports(pending, reading, applying, leadership, changes, installs, health)
-        replica.connect(ports, leadership, node.digests.reported)
-        applying.connect(ApplyPorts(pending, node.digests, compaction.snapshotting, health))
+
+        def reported(node_id: str, index: int, digest: bytes) -> None:
+            node.digests.reported(node_id, index, digest)
+            applying.prove()
+
+        replica.connect(ports, leadership, reported)
+        applying.connect(
+            ApplyPorts(
+                pending,
+                node.digests,
+                compaction.snapshotting,
+                health,
+                lambda index: node.digests.is_shared(config.node, _voters(replica), index),
+            )
+        )
         reads = TableReads(leadership, reading, applying, writing, timeout_ms)
         sessions, cursors = SessionLookup(reads), CursorWrites(reads, writing)
         return cls(
@@ -320,6 +333,10 @@ class Components:
         status = self.replica.core.status()
         known = {member.node_id: heard.get(member.node_id, b"") for member in status.members.members}
         return known | {status.me.node_id: self.code.running}
+
+
+def _voters(replica: Replica[Waiter]) -> list[str]:
+    return [voter.node_id for voter in replica.core.status().members.voters()]
 
 
 def _replica_options(resources: NodeResources, genesis: Genesis) -> ReplicaOptions:

@@ -96,8 +96,12 @@ class Digests:
             return True
         if leader_id is None or (difference := self.differing.get(leader_id)) is None:
             return False
-        alike = sum(1 for voter in voters if voter == node_id or self._agreed.get(voter, -1) >= difference.index)
-        return alike < majority
+        return not self.is_shared(node_id, voters, difference.index)
+
+    def is_shared(self, node_id: str, voters: Collection[str], index: int) -> bool:
+        """Whether a majority of the voters, `node_id`, this node, included, was equal at `index` or later."""
+        alike = sum(1 for voter in voters if voter == node_id or self._agreed.get(voter, -1) >= index)
+        return alike >= len(voters) // 2 + 1
 
     def parting(self, node_id: str, voters: Collection[str]) -> Parting | None:
         """Where a voter first parts from a majority; None if that is not known. `node_id` is this node.

@@ -193,7 +193,7 @@ class Pending:
         self.lost(0, reason)
 
     def resume(self) -> None:
-        """Applying continues with the machine of an installed snapshot."""
+        """The machine answers again."""
         self._ended = None
 
 
@@ -384,7 +384,7 @@ class Writing:
 
         While it still applies what was committed before it led, this is no overload: fewer writes would not help.
         """
-        if (stopped := self._applying.applier.failure) is not None:
+        if (stopped := self._applying.applier.refusal) is not None:
             return StateUnavailable(f"nothing can be answered here: {stopped}")
         if other_code := self._leadership.other_code:
             return refused_for(other_code)

@@ -68,7 +68,7 @@ def replay_stretch(piece: ReplayPiece) -> Replayed:
     """Apply all frames of a stretch, and compare with every recorded digest, even after one differs.
 
     Raises:
-        SnapshotDamaged, SnapshotInvalid: the snapshot to start from is damaged.
+        SnapshotDamaged, RestoreFailed: the snapshot to start from is damaged, or the machine does not read it.
         ApplyFailed: the machine failed at an index.
         MachineDiffers, MachineUnknown: the cluster's machine is not available here.
         FrameCorrupt, RecordsLost, ArchiveDamaged: from the log.
@@ -101,7 +101,7 @@ def replay_stretch(piece: ReplayPiece) -> Replayed:
 
 
 def restored(piece: ReplayPiece, snapshot: StoredSnapshot) -> Applier:
-    """An applier at a snapshot. Raises SnapshotDamaged, SnapshotInvalid."""
+    """An applier at a snapshot. Raises SnapshotDamaged, RestoreFailed."""
     manifest = snapshot.manifest
     machine, sessions = piece.genesis.new_machine(piece.machine_spec), piece.genesis.new_sessions()
     pieces = reading_store(snapshot.path, manifest).pieces(manifest)

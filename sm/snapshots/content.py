@@ -20,7 +20,7 @@ from quire.log import PayloadInvalid, pack
 from quire.log.packing import ExtType, unpack_trusted
 
 from ..cursors import Cursor, Cursors
-from ..errors import FIX_MACHINE, MachineError, SnapshotDamaged, SnapshotInvalid, raised_at, reason_of
+from ..errors import RestoreFailed, SnapshotDamaged, raised_at, reason_of
 from ..machine import StateMachine
 from ..sessions.replies import Replies
 from ..sessions.table import Sessions
@@ -72,22 +72,26 @@ def restore_content(
 
     Raises:
         SnapshotDamaged: the content does not have its format.
-        SnapshotInvalid: the machine refuses its state, or fails on it.
+        RestoreFailed: the machine's `restore` raised; the tables are filled.
+        And what `pieces` raises.
     """
     reader = _Reader(pieces, name)
     try:
         _restore_tables(reader, sessions, cursors, name)
     except (PayloadInvalid, ValueError, TypeError, LookupError) as error:
         raise SnapshotDamaged(snapshot=name, reason=f"its tables cannot be read ({error})") from error
+    fault: BaseException | None = None
     try:
         machine.restore(reader.rest())
-    except (MachineError, OSError):
-        raise
-    except Exception as fault:
-        what = f"its restore raised {reason_of(fault)} at {raised_at(fault, type(machine))}; {FIX_MACHINE}"
-        raise SnapshotInvalid(machine=machine.name, reason=what) from fault
+    except (Exception, SystemExit) as raised:  # noqa: BLE001  # It is raised below.
+        fault = raised
+    if reader.failure is not None:  # Whatever the machine made of it.
+        raise reader.failure
     for _ in reader.rest():  # Read on to the end: a machine that stops early must not hide a damaged chunk.
         pass
+    if fault is not None:
+        reason = f"{reason_of(fault)} at {raised_at(fault, type(machine))}"
+        raise RestoreFailed(snapshot=name, reason=reason) from fault
 
 
 def _restore_tables(reader: "_Reader", sessions: Sessions, cursors: Cursors, name: str) -> None:
@@ -121,6 +125,8 @@ class _Reader:
         self._name = name
         self._buffer = bytearray()
         self._place = 0
+        self.failure: Exception | None = None
+        """What the pieces raised while `rest` read them."""
 
     def row(self) -> object:
         """The next row, or None after the last one."""
@@ -134,7 +140,12 @@ class _Reader:
         if self._place < len(self._buffer):
             rest, self._place = bytes(self._buffer[self._place :]), len(self._buffer)
             yield rest
-        yield from self._pieces
+        try:
+            for piece in self._pieces:  # noqa: UP028  # That would close the pieces if a machine stops early.
+                yield piece
+        except Exception as failure:
+            self.failure = failure
+            raise
 
     def _take(self, length: int) -> bytes:
         while len(self._buffer) - self._place < length:

@@ -114,15 +114,13 @@ class SnapshotPart:
         _write_durably(self._folder, chunk_name(number), data)
 
     def restore(self, new_machine: Callable[[], StateMachine], new_sessions: Callable[[], Sessions]) -> Applier:
-        """An applier at the snapshot's boundary. All chunks must be present; their names are durable on return.
+        """As `SnapshotStore.restore`. All chunks must be present; their names are durable on return.
 
         Raises:
             SnapshotDamaged: a chunk, or the sha256 of all, does not match the manifest.
-            SnapshotInvalid: the machine refuses its state.
         """
         self.sync()
-        pieces, name = self._store.pieces(self.manifest, self._name), snapshot_name(self.manifest.index)
-        return Applier.restored(pieces, self.manifest.boundary, new_machine(), new_sessions(), name)
+        return self._store.restore(self.manifest, new_machine, new_sessions, self._name)
 
     def sync(self) -> None:
         """Make the names of all chunks durable."""

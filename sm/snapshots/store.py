@@ -1,7 +1,7 @@
 """The snapshots in a data directory: writing, reading, retaining, quarantining.
 
     snapshots/00000000000000042000.new/      being written
-    snapshots/00000000000000042000/          whole: manifest, 00000000.chunk, 00000001.chunk, ...
+    snapshots/00000000000000042000/          whole: manifest, 00000000.chunk, 00000001.chunk, ...; code
     snapshots/00000000000000042000.gone/     being removed
     snapshots/00000000000000042000.part/     being fetched from another node (part.py)
     quarantine/snapshot-1-00000000000000042000/      damaged; the program never removes it
@@ -28,32 +28,48 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from quire.log import Directory, DiskFull, ResourcesExhausted, is_exhaustion
+from quire.log import Directory, DiskFull, ResourcesExhausted, Tail, is_exhaustion
 
 from ..applier import Applier
-from ..boundary import Boundary
-from ..errors import SnapshotDamaged, SnapshotForeign
+from ..boundary import LOG_START, Boundary
+from ..cursors import Cursors
+from ..errors import (
+    GIVE_CODE,
+    RESTART,
+    ApplyFailed,
+    RestoreFailed,
+    SnapshotDamaged,
+    SnapshotForeign,
+    StateUnproven,
+)
 from ..machine import StateMachine
+from ..machines.fingerprint import short
 from ..sessions.table import Sessions
+from .content import restore_content
 from .manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Chunk, Manifest, decode_manifest
 
 SNAPSHOTS_FOLDER = "snapshots"
 QUARANTINE_FOLDER = "quarantine"
+CODE_NAME = "code"
+"""The fingerprint of the code that wrote the snapshot, after its crc32c. Manifests depend on the log alone."""
 CHUNK_BYTES = 4 << 20
 WRITE_BYTES = 1 << 20
 """Measured on Linux: one write of 4 MiB to a new file takes 3 to 12 times as long as four of 1 MiB."""
 KEPT_SNAPSHOTS = 2
 
 NAME_DIGITS = 20
+_CRC_BYTES, _CODE_BYTES = 4, 36
 _NEW, _GONE = ".new", ".gone"
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class Owner(NamedTuple):
-    """The cluster and the machine (name, version) whose snapshots a store accepts."""
+    """The cluster and the machine (name, version) whose snapshots a store accepts, and the code that writes them."""
 
     cluster_id: bytes
     machine: tuple[str, int]
+    code: bytes = b""
+    """The fingerprint of the machine's code that runs here; empty if it is unknown."""
 
 
 def snapshot_name(index: int) -> str:
@@ -329,6 +345,41 @@ class SnapshotStore:
             raise SnapshotDamaged(snapshot=name, reason=f"{chunk_name(number)} fails its crc32c")
         return data
 
+    def restore(
+        self,
+        manifest: Manifest,
+        new_machine: Callable[[], StateMachine],
+        new_sessions: Callable[[], Sessions],
+        folder: str = "",
+    ) -> Applier:
+        """An applier at the snapshot's boundary; if the machine's `restore` raises, it has failed and says why.
+
+        Raises as `pieces`.
+        """
+        machine, sessions, cursors, failure = new_machine(), new_sessions(), Cursors(), None
+        try:
+            pieces = self.pieces(manifest, folder)
+            restore_content(pieces, machine, sessions, cursors, snapshot_name(manifest.index))
+        except RestoreFailed as raised:
+            (title, version), code = manifest.machine, self._code(folder or snapshot_name(manifest.index))
+            wrote = f"{title} version {version} wrote with {f'code {short(code)}' if code else 'unknown code'}"
+            text = f"restore of the snapshot there, which {wrote}, raised {raised.reason}"
+            do = RESTART if isinstance(raised.__cause__, MemoryError) else GIVE_CODE
+            failure = ApplyFailed(index=manifest.index, text=text, do=do)
+            machine = new_machine()  # The other one may be half restored.
+        applier = Applier(machine, boundary=manifest.boundary, sessions=sessions, cursors=cursors)
+        applier.failure = applier.failure or failure
+        return applier
+
+    def _code(self, name: str) -> bytes:
+        """The fingerprint in a snapshot's folder; empty if it is not known, as that of another node."""
+        try:
+            with closing(self._folder.existing(name).open(CODE_NAME)) as file:
+                raw = file.read_at(0, _CODE_BYTES)
+        except OSError:
+            return b""
+        return raw[_CRC_BYTES:] if raw == _checked(raw[_CRC_BYTES:]) else b""
+
     def _read_manifest(self, name: str) -> Manifest:
         try:
             with closing(self._folder.existing(name).open(MANIFEST_NAME)) as file:
@@ -352,25 +403,55 @@ def refuse_foreign(manifest: Manifest, owner: Owner) -> None:
 
 
 def restore_newest(
-    store: SnapshotStore, new_machine: Callable[[], StateMachine], new_sessions: Callable[[], Sessions]
+    store: SnapshotStore,
+    new_machine: Callable[[], StateMachine],
+    new_sessions: Callable[[], Sessions],
+    joins: Callable[[Tail], bool] = lambda _: True,
 ) -> Applier:
     """An applier at the boundary of the newest whole snapshot, or at the log's start. Blocks.
 
-    A damaged snapshot is quarantined, and the next older one is used, with more of the log to apply.
+    A damaged snapshot is quarantined, and the next older one is used, with more of the log to apply. So is an older one
+    if the machine does not read the newest, and the log `joins` both: the state is then `unproven`. If there is none,
+    the applier is at the newest, and has failed.
 
     Raises:
-        SnapshotInvalid: the machine refuses an undamaged state: its code changed, but not its version.
         OSError: the device failed.
     """
+    unread: Applier | None = None
     for manifest in reversed(store.manifests):
-        # New ones for each: a machine that met a damaged chunk may be half restored.
-        machine, sessions = new_machine(), new_sessions()
+        if unread is not None and not _reaches(unread, manifest.boundary, joins):
+            break
         try:
-            name = snapshot_name(manifest.index)
-            return Applier.restored(store.pieces(manifest), manifest.boundary, machine, sessions, name)
+            applier = store.restore(manifest, new_machine, new_sessions)
         except SnapshotDamaged as damage:
             store.quarantine(manifest.index, damage)
-    return Applier(new_machine(), sessions=new_sessions())
+            continue
+        if unread is not None and applier.failure is None:
+            return _unproven(applier, unread)
+        # An older one helps neither who lacks memory nor who lacks a feature.
+        if unread is None and (applier.failure is None or applier.failure.do != GIVE_CODE):
+            return applier
+        unread = unread or applier
+    if unread is not None and not _reaches(unread, LOG_START, joins):
+        return unread
+    first = Applier(new_machine(), sessions=new_sessions())
+    return first if unread is None else _unproven(first, unread)
+
+
+def _reaches(unread: Applier, boundary: Boundary, joins: Callable[[Tail], bool]) -> bool:
+    """Whether the log reaches from a boundary to that of the snapshot not read."""
+    return joins(boundary.tail) and joins(unread.boundary.tail)
+
+
+def _unproven(applier: Applier, unread: Applier) -> Applier:
+    """The applier of an older boundary, whose state counts once it is as good as that of the snapshot not read."""
+    failure = unread.failure
+    if failure is not None:
+        index, text, do = failure.index, failure.text, failure.do
+        applier.unproven = StateUnproven(
+            index=index, text=text, do=do, digest=unread.digest, from_index=applier.applied_index
+        )
+    return applier
 
 
 def write_snapshot(
@@ -396,10 +477,17 @@ def write_snapshot(
         check.update(data)
         write_file(folder, chunk_name(len(chunks)), data)
         chunks.append(Chunk(len(data), crc32c(data)))
+    if owner.code:
+        write_file(folder, CODE_NAME, _checked(owner.code))
     manifest = Manifest(owner.cluster_id, owner.machine, boundary, tuple(chunks), check.digest())
     write_file(folder, MANIFEST_NAME, manifest.encode())
     folder.sync()
     return manifest
+
+
+def _checked(code: bytes) -> bytes:
+    """The content of a snapshot's file of its code."""
+    return crc32c(code).to_bytes(_CRC_BYTES, "little") + code
 
 
 def write_file(folder: Directory, name: str, data: bytes) -> None:

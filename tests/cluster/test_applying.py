@@ -15,6 +15,7 @@ from quire.cluster.node.digests import Digests
 from quire.log import FrameHeader, Log
 from quire.log.simulated import Disk
 from quire.sm import Applied, Applier, ApplyFailed, ArithmeticMachine, Context
+from quire.sm.errors import StateUnproven
 from tests.log.histories import open_log
 
 DEADLINE_S = 60.0
@@ -24,7 +25,7 @@ class Told:
     """A node that keeps what applying reports."""
 
     def __init__(self) -> None:
-        self.frames = 0
+        self.frames = self.resumed = 0
         self.results: list[Any] = []
         self.failures: list[Exception | str] = []
 
@@ -37,6 +38,9 @@ class Told:
 
     def end(self, reason: str) -> None:
         self.failures.append(reason)
+
+    def resume(self) -> None:
+        self.resumed += 1
 
     def failed(self, error: Exception) -> None:
         self.failures.append(error)
@@ -83,6 +87,32 @@ async def test_what_is_committed_is_applied_once_the_log_can_be_read_again_and_n
     async with asyncio.timeout(DEADLINE_S):
         await reached
     assert (node.failures, applying.applier.applied_index) == ([], log.durable_index)
+
+
+def test_an_unproven_state_is_answered_once_it_is_shared_and_no_sooner() -> None:
+    log, node, asked = a_log([["add", 1]], [["add", 2]], [["add", 3]]), Told(), list[int]()
+    proper, applier, shared = Applier(ArithmeticMachine()), Applier(ArithmeticMachine()), False
+    for frame in log.reader.stream(0, 2):
+        proper.apply(frame)
+    unread = StateUnproven(index=2, text="restore raised", do="give it the code", digest=proper.digest, from_index=0)
+    applier.unproven = unread
+
+    def is_shared(index: int) -> bool:
+        asked.append(index)
+        return shared
+
+    applying = Applying(log, applier, Visibility())
+    applying.connect(ApplyPorts(node, Digests(lambda *_: None), node, node, is_shared))
+    applying.apply_to(1)
+    assert (asked, applying.machine_failed) == ([], True)  # Below the snapshot equal digests prove nothing about it.
+    for to in (2, 3, 3):
+        applying.apply_to(to)
+        with pytest.raises(StateUnproven):
+            applier.query(None)
+    assert (set(asked), node.resumed) == ({2}, 0)
+    shared = True
+    applying.apply_to(3)
+    assert (applier.query(None), node.failures, node.resumed) == ("48", [str(unread)], 1)
 
 
 class Sum:

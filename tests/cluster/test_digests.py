@@ -154,6 +154,27 @@ def test_no_majority_is_claimed_among_states_that_all_differ_or_part_at_several_
     assert told.digests.parting("n1", ("n1", "n2", "n3", "n4", "n5")) is None
 
 
+def test_a_state_is_shared_if_it_and_others_make_a_majority_of_the_voters_from_an_index_on() -> None:
+    told = Told()
+    for index in (5, 6):
+        told.digests.applied(index, A)
+
+    def shared(voters: tuple[str, ...], index: int, me: str = "n3") -> bool:
+        return told.digests.is_shared(me, voters, index)
+
+    assert shared(("n3",), 6)
+    assert not shared(THREE, 5)
+    told.digests.reported("n1", 5, A)
+    assert shared(THREE, 5)
+    assert not shared(THREE, 6)  # It may have been equal before, and not be there.
+    assert not shared((*THREE, "n4", "n5"), 5)
+    assert not shared(THREE, 5, me="n4")  # An observer is no voter itself.
+    told.digests.reported("n2", 6, A)
+    assert shared((*THREE, "n4", "n5"), 5)
+    told.digests.reported("n1", 6, B)
+    assert not shared((*THREE, "n4", "n5"), 5)
+
+
 def test_digests_from_before_an_install_are_not_compared_any_more() -> None:
     told = Told()
     told.digests.applied(5, A)

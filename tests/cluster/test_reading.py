@@ -140,7 +140,7 @@ async def test_a_leader_s_read_waits_until_what_was_committed_before_it_led_is_a
     assert not waiting.done()
 
     applying.applier.applied_index = 7
-    applying.continue_from(applying.applier)
+    applying.apply_to(0)  # It wakes who waits.
 
     assert await waiting == 7
 
@@ -158,7 +158,7 @@ async def test_a_leader_s_read_that_waited_through_another_s_leadership_waits_fo
     for applied_index in 7, 10:
         assert not waiting.done()
         applying.applier.applied_index = applied_index
-        applying.continue_from(applying.applier)
+        applying.apply_to(0)  # It wakes who waits.
         await asyncio.sleep(0)
 
     assert await waiting == 10
@@ -174,7 +174,7 @@ async def test_a_leader_s_read_that_waited_beyond_its_leadership_is_refused() ->
     await asyncio.sleep(0)
 
     applying.applier.applied_index = 7
-    applying.continue_from(applying.applier)
+    applying.apply_to(0)  # It wakes who waits.
 
     with pytest.raises(NoLeader):
         await waiting

@@ -102,7 +102,8 @@ def test_the_examples_in_docstrings_do_what_they_say() -> None:
 def test_the_page_s_machine_with_a_large_state_passes_the_test_kit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [code] = programs(MACHINES)
+    code, noted = programs(MACHINES)
+    (tmp_path / "noted.py").write_text(noted)
     (tmp_path / "counters.py").write_text(code.replace("BLOCK_PAIRS = 1000", "BLOCK_PAIRS = 2"))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
@@ -113,12 +114,23 @@ def test_the_page_s_machine_with_a_large_state_passes_the_test_kit(
         refused=[["count"], ["reset", "a"], 1],
         queries=["a", "z"],
     )
+    check_machine(
+        "noted:Counters",
+        commands=[["count", "a"], ["note", "a", "first"], ["count", "b"], ["note", "a", "second"]],
+        refused=[["note", "a"], ["reset", "a"], 1],
+        queries=["a", "z"],
+    )
+    before = import_module("counters").Counters(None)
+    before.counts = {"a": 1}
+    after = import_module("noted").Counters(None)
+    after.restore(before.snapshot())
+    assert (after.counts, after.notes) == ({"a": 1}, {})
 
 
 def test_the_page_s_machine_restores_and_writes_its_state_piece_by_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [code] = programs(MACHINES)
+    code, _ = programs(MACHINES)
     (tmp_path / "counting.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     machine = import_module("counting").Counters(None)

@@ -239,7 +239,7 @@ def test_a_failure_beside_the_machine_s_own_code_names_the_machine_s_line() -> N
         def apply(self, command: Any, context: Context) -> Any:
             return json.loads(command)
 
-    with pytest.raises(ApplyFailed, match=rf"raised JSONDecodeError: .* at {__file__}:\d+; fix"):
+    with pytest.raises(ApplyFailed, match=rf"raised JSONDecodeError: .* at {__file__}:\d+; if other nodes"):
         Applier(Parsing()).apply(Frames().records(["{"]))
 
 

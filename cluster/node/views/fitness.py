@@ -97,8 +97,8 @@ def unready_reasons(node: NodeView) -> list[str]:
     if not status.disk_answers:  # Now: the level is kept for a while after it has answered.
         reasons.append(f"the disk has not answered for an election timeout; {advice(Level.DISK_HANGS, data_dir)}")
     applier = node.formed.applying.applier
-    if applier.failure is not None:
-        reasons.append(str(applier.failure))
+    if applier.refusal is not None:
+        reasons += [str(each) for each in (applier.failure, applier.unproven) if each is not None]
     elif (behind := _why_behind(status, applier.applied_index, data_dir)) is not None:
         reasons.append(behind)
     if node.leadership.leader_id == node.config.node:
