@@ -99,13 +99,16 @@ def replay(
     """Apply everything again; return how many reported digests were confirmed, and the applier at the end. Blocks.
 
     From the first record that can be restored to the last one. The digest of every snapshot, and every digest that a
-    node had reported for a manifest, is compared on the way.
+    node had reported for a manifest, is compared on the way. Before that the machine reads the newest snapshot, as a
+    node does at its start.
 
     Raises:
         BackupInvalid: a digest differs, or a file is damaged.
-        BackupRefused: the machine is another one, or failed.
+        BackupRefused: the machine is another one, does not read a snapshot, or failed.
         StoreFailed: the store failed.
     """
+    if rows := manifests[-1].snapshots:
+        applier_of(Contents(store, manifests[-1]), rows[-1], machine)
     expected, applier = _Expected({manifest.applied for manifest in manifests}), None
     while (contents := _next(store, manifests, applier)) is not None:
         if applier is None or contents.manifest.base > applier.applied_index:
@@ -161,9 +164,12 @@ def applier_of(contents: Contents, row: SnapshotRow | None, machine: type[StateM
         return Applier(new, sessions=sessions)
     try:
         boundary = contents.snapshot(row)[1].boundary
-        return Applier.restored(contents.chunks(row), boundary, new, sessions, row.folder)
+        applier = Applier.restored(contents.chunks(row), boundary, new, sessions, row.folder)
     except MachineError as error:
         raise BackupRefused(str(error)) from error
+    if applier.failure is not None:
+        raise BackupRefused(str(applier.failure))
+    return applier
 
 
 def _apply(contents: Contents, applier: Applier, expected: _Expected, progress: Progress) -> None:

@@ -191,10 +191,14 @@ def _row(manifest: "Manifest") -> dict[str, object]:
 def verify(
     source: Place,
     with_replay: Annotated[
-        bool, typer.Option("--replay", help="Apply everything again, and compare the digests that nodes reported.")
+        bool,
+        typer.Option(
+            "--replay", help="Restore the newest snapshot; apply everything again; compare what nodes reported."
+        ),
     ] = False,
     machine: Annotated[
-        str | None, typer.Option("--machine", help="For --replay, if it is your own: package.module:Class.")
+        str | None,
+        typer.Option("--machine", help="For --replay, if it is your own: package.module:Class. Try new code with it."),
     ] = None,
     store_option: StoreOptions = None,
     as_json: Json = False,

@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import shutil
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
@@ -156,6 +156,21 @@ def test_a_reported_digest_that_differs_is_found_by_a_replay(whole: FolderStore)
 
     with pytest.raises(BackupInvalid, match=f"the replay has the digest .* at index {manifest.applied[0]}, and a node"):
         replay(whole, read_all(whole, print), Adder, lambda _: None)
+
+
+def test_a_class_that_does_not_read_the_newest_snapshot_is_refused_by_a_replay(whole: FolderStore) -> None:
+    """Though it can apply all records: a node that starts with it reads that snapshot."""
+
+    class Forgetful(Adder):
+        def restore(self, chunks: Iterable[bytes]) -> None:
+            _, _ = b"".join(chunks)[:1]
+
+    manifests = read_all(whole, print)
+    assert (manifests[-1].base, len(manifests[-1].snapshots) > 0) == (0, True)
+    at = rf"{re.escape(__file__)}:\d+"
+    told = rf"the machine's restore of snapshot .* raised ValueError: not enough values to unpack .* at {at}"
+    with pytest.raises(BackupRefused, match=told):
+        replay(whole, manifests, Forgetful, lambda _: None)
 
 
 def test_a_genesis_of_another_cluster_is_found(whole: FolderStore) -> None:
