@@ -119,8 +119,8 @@ def test_a_leader_with_other_code_and_no_successor_leads_on_and_answers_nothing(
     world = running(n1=NEW, n2=OLD, n3=OLD)
     world["n2"].machine_failed = world["n3"].machine_failed = True
     world.run_for(30 * TIMEOUT_S)
-    leader = world.leader()
-    assert leader is world["n1"]
+    leader = world["n1"]
+    assert world.leader() is leader
 
     refused = leader.write("refused")
 

@@ -117,9 +117,10 @@ class Injector:
         """Break a node's links now and again, so that what it knows of the others' code comes and goes."""
         if self._is_over:
             return
-        other = self._random.choice([None, *self._others(node)])
-        pairs = [(node.node_id, name) for name in self._others(node) if other in (None, name)]
-        self._network.reset([*pairs, *(pair[::-1] for pair in pairs)])
+        name, others = node.node_id, self._others(node)
+        other = self._random.choice([None, *others])
+        for peer in others if other is None else [other]:
+            self._network.reset([(name, peer), (peer, name)])
         self._schedule.later(self._random.randint(*RESETS_US), self._reset_links, node)
 
     def _crash(self, node: Node, runs_us: int) -> None:
