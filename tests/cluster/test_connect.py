@@ -16,7 +16,7 @@ OF_A_CLIENT = {
     "quire.cluster": {"client", "access", "errors", "outgoing", "request_id"},
     "quire.cluster.access": {"client_credentials", "files", "roles", "tls", "tokens"},
     "quire.log": {"errors", "packing"},
-    "quire.replication": {"address"},
+    "quire.replication": {"address", "names"},
 }
 NOT_OF_A_CLIENT = {
     "cachetools",

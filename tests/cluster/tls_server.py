@@ -17,6 +17,7 @@ from quire.cluster.access.tls import Tls, name_of_cluster, name_of_node
 from quire.cluster.http.admission.connections import ConnectionLimit, peer_of
 from quire.cluster.http.app import serve_app
 from quire.cluster.http.listener import Listener
+from quire.cluster.request_id import REQUEST_ID
 from quire.replication.net.sockets import StrangerSentTooMuch, of_a_stranger
 from tests.cluster.access.issued import CLUSTER, Issuer
 from tests.ports import HOST
@@ -68,7 +69,9 @@ class TlsServer:
         return app
 
     async def greet(self, request: web.Request) -> web.Response:
-        return web.Response(status=429 if self.connections.refuses(request) else 200, text=f"<{peer_of(request)}>")
+        status = 429 if self.connections.refuses(request) else 200
+        returned = {REQUEST_ID: request.headers.get(REQUEST_ID, "")}
+        return web.Response(status=status, text=f"<{peer_of(request)}>", headers=returned)
 
     async def echo(self, request: web.Request) -> web.Response:
         return web.Response(body=await request.read())

@@ -266,7 +266,7 @@ class Node:
 
     def next_stream_id(self) -> int:
         """A new number for a stream that a follower opened."""
-        return self.running.core.state.next_stream_id()
+        return self.running.next_stream_id()
 
     def snapshot_part(self, index: int, number: int | None) -> bytes | None:
         """A chunk of its snapshot or, without a number, the manifest; None if it has no such snapshot."""

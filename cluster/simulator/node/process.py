@@ -55,6 +55,7 @@ class Process:
     role_state: RoleState
     health: Health
     expiring: Expiring
+    next_stream_id: Callable[[], int]
     invariants: Invariants = field(default_factory=Invariants)
 
 
@@ -106,4 +107,6 @@ def recover(
     driver = WatchedDriver(core, disk, sockets, sockets, device)
     driver.connect(ports)
     expiring = Expiring(life, disk, core, driver, snapshots, health)
-    return Process(log, core, driver, snapshots, machine, writes, reads, role_state, health, expiring)
+    return Process(
+        log, core, driver, snapshots, machine, writes, reads, role_state, health, expiring, state.next_stream_id
+    )

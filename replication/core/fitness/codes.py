@@ -42,19 +42,24 @@ class Codes:
     _heard: dict[str, bytes] = field(default_factory=dict)
     _silent_since: dict[str, int] = field(default_factory=dict)
     _began: int | None = None
+    _sentence: str = ""
+    _judged: Members | None = None
+    """The members for which the sentence holds until a link or this node's code changes; None if time matters, too."""
 
     def known(self, own: bytes, accepted: frozenset[bytes]) -> None:
         """This node runs this code, and an operator accepted these."""
-        self.own, self.accepted, self._was_other = own, accepted, False
+        self.own, self.accepted, self._was_other, self._judged = own, accepted, False, None
 
     def linked(self, node_id: str, code: bytes) -> None:
         """The hello of a peer names this code."""
         self._heard[node_id] = code
         self._silent_since.pop(node_id, None)
+        self._judged = None
 
     def unlinked(self, node_id: str, now: int) -> None:
         """The link to a peer is down."""
         self._silent_since[node_id] = now
+        self._judged = None
 
     def judge(
         self,
@@ -64,28 +69,37 @@ class Codes:
         now: int,
         patience: int,
     ) -> str:
-        """Why this node's code is not a majority's, in one sentence; empty if it is, or may be."""
+        """Why this node's code is not a majority's, in one sentence; empty if it is, or may be. Called at each tick."""
+        if self._judged is members:
+            return self._sentence
         if self._began is None:
             self._began = now
         groups: dict[str, bytes] = {}
-        may_be_heard = False
+        may_be_heard, has_settled = False, now - self._began >= patience
         for voter in members.voters():
+            node_id, silent_since = voter.node_id, self._silent_since.get(voter.node_id)
+            is_silent = silent_since is None or now - silent_since >= patience
             if is_me(voter):
-                groups[voter.node_id] = self._group(self.own)
-            elif is_linked(voter) or now - self._silent_since.get(voter.node_id, now - patience) < patience:
-                groups[voter.node_id] = self._group(self._heard.get(voter.node_id, UNKNOWN))
-            elif voter.node_id not in self._heard:
+                groups[node_id] = self._group(self.own)
+            elif is_linked(voter) or not is_silent:
+                groups[node_id] = self._group(self._heard.get(node_id, UNKNOWN))
+                has_settled = has_settled and is_silent
+            elif node_id not in self._heard:
                 may_be_heard |= now - self._began < patience
-        known = set(groups.values()) - {UNKNOWN}
+        self._sentence = self._compared(members, groups, may_be_heard=may_be_heard, has_settled=has_settled)
+        self._judged = members if has_settled else None
+        return self._sentence
+
+    def _compared(self, members: Members, groups: dict[str, bytes], *, may_be_heard: bool, has_settled: bool) -> str:
+        known, own = set(groups.values()) - {UNKNOWN}, self._group(self.own)
         self.majority = next((group for group in known if _has_majority(members, groups, group)), UNKNOWN)
-        own = self._group(self.own)
         if own in (UNKNOWN, self.majority):
             self.may_be_kept, self._was_other = True, False
             return ""
         if self.majority != UNKNOWN:
             self.may_be_kept, self._was_other = False, True
             return OTHER_CODE
-        self.may_be_kept = self.own in self.accepted and not self._was_other and now - self._began >= patience
+        self.may_be_kept = self.own in self.accepted and not self._was_other and has_settled
         return UNDECIDED if may_be_heard and known - {own} else ""
 
     @property
