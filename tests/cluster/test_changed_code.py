@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quire.cluster.data_dir.code import CODE_FILE
-from quire.cluster.errors import DiskFullError
+from quire.cluster.errors import DiskFullError, StateUnavailable
 from quire.cluster.node.code import MachineCode
 from quire.cluster.node.digests import Parting
 from quire.cluster.node.views.fitness import SAME_CODE
@@ -210,6 +210,17 @@ async def test_a_leader_whose_code_is_left_in_a_minority_refuses_commands_until_
 
         assert (await cluster.ask("n1", "POST", "/admin/snapshot")).status == 200
         await told(cluster, n1=[])
+
+
+async def test_a_leader_of_other_code_refuses_nothing_by_its_own_check(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1) as cluster:
+        components = cluster.nodes["n1"].node.components
+        assert components.writing.checked(["no command"])
+
+        components.replica.core.state.fitness.other_code = OTHER_CODE
+
+        with pytest.raises(StateUnavailable, match="until another node leads"):
+            components.writing.checked(["no command"])
 
 
 # Without nodes
