@@ -11,14 +11,18 @@ import errno
 import fcntl
 import os
 import signal
+import stat
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from .errors import DiskFull, FileUnlinked, LogLocked, ResourcesExhausted
 from .storage import Directory, Storage
 
 LOCK_NAME = "lock"
+FOLDER_MODE, FILE_MODE = 0o750, 0o640
+"""Of the folders and files that quire creates for records: only the owner writes, and nobody but the group reads."""
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -36,6 +40,45 @@ def _translated(error: OSError, path: str, size: int = 0) -> Exception:
     return DiskFull(path, size) if error.errno in _FULL else error
 
 
+def open_file(path: str | Path, flags: int) -> int:
+    """Open a file, and return its descriptor; an opener for `open`.
+
+    If this creates it, its mode is FILE_MODE whatever the umask. A file that is there keeps its own.
+    """
+    flags |= os.O_CLOEXEC
+    if not flags & os.O_CREAT:
+        return os.open(path, flags)
+    try:
+        descriptor = os.open(path, flags | os.O_EXCL, FILE_MODE)
+    except FileExistsError:
+        if flags & os.O_EXCL:
+            raise
+        return os.open(path, flags, FILE_MODE)
+    with suppress(OSError):  # Some file systems have no modes. It is open to no more than FILE_MODE already.
+        os.fchmod(descriptor, FILE_MODE)
+    return descriptor
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder, and those above it that are missing, each durable in the one above.
+
+    Their mode is FOLDER_MODE whatever the umask. A folder that is there keeps its own.
+    """
+    if folder.is_dir():
+        return
+    if not folder.parent.exists():
+        make_folder(folder.parent)
+    try:
+        folder.mkdir(FOLDER_MODE)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+        return  # Another process has just made it.
+    with suppress(OSError):  # As in `open_file`.
+        folder.chmod(FOLDER_MODE | folder.stat().st_mode & stat.S_ISGID)
+    sync_folder(folder.parent)
+
+
 class FileStorage:
     """An open file of a file system."""
 
@@ -50,7 +93,7 @@ class FileStorage:
         self._is_synced = False  # Whether it was ever synced: then this program relies on it.
         self._registry = registry
         try:
-            self._descriptor = os.open(path, flags | access | os.O_CLOEXEC, 0o640)
+            self._descriptor = open_file(path, flags | access)
         except OSError as error:
             raise _translated(error, path) from error
         if registry is not None:
@@ -174,11 +217,7 @@ class FileDirectory:
         self._path = os.fspath(path)
         self._lock_descriptor = self._descriptor = -1
         self._files: set[FileStorage] = set()
-        missing = [folder for folder in (Path(self._path), *Path(self._path).parents) if not folder.exists()]
-        os.makedirs(self._path, mode=0o750, exist_ok=True)
-        # The names of the new folders must survive a power loss, as the files in them do.
-        for folder in missing:
-            _sync_folder(folder.parent)
+        make_folder(Path(self._path))
 
     @property
     def path(self) -> str:
@@ -214,7 +253,7 @@ class FileDirectory:
         os.unlink(path)
 
     def sync(self) -> None:
-        _sync_folder(Path(self._path))
+        sync_folder(self._path)
 
     def child(self, name: str) -> FileDirectory:
         os.stat(self._path)  # If this folder was removed by others, it is not created again.
@@ -229,7 +268,7 @@ class FileDirectory:
     def lock(self) -> bool:
         if self._lock_descriptor >= 0:
             return False
-        descriptor = os.open(f"{self._path}/{LOCK_NAME}", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o640)
+        descriptor = open_file(f"{self._path}/{LOCK_NAME}", os.O_CREAT | os.O_RDWR)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -317,7 +356,8 @@ class ReadOnlyDirectory(FileDirectory):
         raise PermissionError(errno.EROFS, "opened read-only", self._path)
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: str | Path) -> None:
+    """Make the names in a folder durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -12,6 +12,8 @@ from pathlib import Path
 from secrets import token_hex
 from typing import NamedTuple, Protocol
 
+from quire.log.files import make_folder, open_file, sync_folder
+
 from ..errors import ClusterError
 
 SCHEMES = ("s3://", "gs://", "az://")
@@ -113,7 +115,7 @@ class FolderStore:
             except OSError:
                 temporary.unlink()
                 raise
-            _sync(temporary.parent)
+            sync_folder(temporary.parent)
 
     def create(self, key: str, data: bytes) -> None:
         """See `Store`. The file system must have hard links."""
@@ -130,15 +132,15 @@ class FolderStore:
                 raise StoreRefused(f"{self.name} cannot hold a backup: {reason}; choose another folder") from error
             finally:
                 temporary.unlink()
-            _sync(temporary.parent)
+            sync_folder(temporary.parent)
 
     def _written(self, key: str, data: bytes) -> Path:
         """A synced file with these bytes beside the place of `key`."""
         folder = (self._root / key).parent
-        self._make(folder)
+        make_folder(folder)
         temporary = folder / f"{Path(key).name}.{token_hex(8)}{TEMPORARY}"
         try:
-            with temporary.open("xb") as file:
+            with open(temporary, "xb", opener=open_file) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -147,12 +149,6 @@ class FolderStore:
                 temporary.unlink()
             raise
         return temporary
-
-    def _make(self, folder: Path) -> None:
-        if not folder.is_dir():
-            self._make(folder.parent)
-            folder.mkdir(exist_ok=True)
-            _sync(folder.parent)
 
     def list(self, prefix: str) -> dict[str, Stored]:
         """See `Store`."""
@@ -181,14 +177,6 @@ def _files(folder: Path, prefix: str) -> Iterable[tuple[str, Stored]]:
             with suppress(FileNotFoundError):
                 found = entry.stat()
                 yield prefix + entry.name, Stored(found.st_size, found.st_mtime)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from quire.log import FileDirectory, Tail
+from quire.log.files import make_folder, open_file, sync_folder
 
 from ..errors import ArchiveDiverges, ForeignLog, OptionRefused
 from .manifest import (
@@ -62,7 +63,7 @@ class ArchiveAppender:
         if held.from_index != tail.index or written.prev_crc32c != tail.crc32c:
             raise ArchiveDiverges(name, held.from_index, written.prev_crc32c, tail.crc32c)
         target = os.path.join(self.path, held.file)
-        self._make_folders(os.path.dirname(held.file))
+        make_folder(Path(target).parent)
         os.replace(os.path.join(self.path, written.new), target)
         sync_folder(os.path.dirname(target))
         self._append(encode_line(held._asdict()))
@@ -73,18 +74,8 @@ class ArchiveAppender:
         sync_folder(os.path.join(self.path, OWN_FOLDER))
         return ArchiveManifest(self.path, cluster_id, origin, [])
 
-    def _make_folders(self, folder: str) -> None:
-        """Create each missing folder, durable in the one above."""
-        above = self.path
-        for part in folder.split("/"):
-            below = os.path.join(above, part)
-            if not os.path.isdir(below):
-                os.mkdir(below)
-                sync_folder(above)
-            above = below
-
     def _append(self, line: bytes) -> None:
-        with open(os.path.join(self.path, MANIFEST_FILE), "ab") as file:
+        with open(os.path.join(self.path, MANIFEST_FILE), "ab", opener=open_file) as file:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
@@ -109,7 +100,7 @@ def open_archive(path: str) -> Generator[ArchiveAppender]:
     """
     if os.path.exists(path) and not os.path.isdir(os.path.join(path, OWN_FOLDER)) and os.listdir(path):
         raise OptionRefused("archive", f"{path} holds something other than an archive; name another folder")
-    os.makedirs(os.path.join(path, NEW_FOLDER), exist_ok=True)
+    make_folder(Path(path, NEW_FOLDER))
     directory = FileDirectory(os.path.join(path, OWN_FOLDER))
     directory.lock()
     try:
@@ -129,12 +120,3 @@ def _cut_short_line(path: str) -> None:
         with open(os.path.join(path, MANIFEST_FILE), "r+b") as file:
             file.truncate(whole)
             os.fsync(file.fileno())
-
-
-def sync_folder(path: str) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from quire.log import Tail
+from quire.log.files import open_file
 from quire.log.packing import Skimmer
 
 from ..origin.columns import batches_of
@@ -197,7 +198,7 @@ class _HashedFile:
     """A file that is written once, from start to end; it computes the sha256 and the size of its content."""
 
     def __init__(self, path: str) -> None:
-        self._file: BinaryIO = open(path, "xb")  # noqa: SIM115  # Closed by finish or close.
+        self._file: BinaryIO = open(path, "xb", opener=open_file)  # noqa: SIM115  # Closed by finish or close.
         self.check = sha256()
         self.size = 0
         self.closed = False

@@ -1,5 +1,7 @@
 """`quire consume` and `quire cursor` without nodes: which index may be committed, and what a command line may say."""
 
+import os
+import stat
 from itertools import permutations
 from pathlib import Path
 from typing import cast
@@ -103,6 +105,17 @@ def test_without_a_server_it_is_unavailable(line: str) -> None:
     ended = CliRunner().invoke(app, f"{line} --server {HOST}:{free_port()} --timeout 0.2")
 
     assert (ended.exit_code, ended.stdout) == (Exit.UNAVAILABLE, "")
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_skipped_records_have_the_mode_of_a_log_s_file_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        SkippedRecords(tmp_path / "failed").add(7, b"{}\n")
+    finally:
+        os.umask(before)
+
+    assert stat.S_IMODE((tmp_path / "failed").stat().st_mode) == 0o640
 
 
 def test_a_line_of_skipped_records_that_a_crash_cut_short_is_not_continued(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_a_move_aside_that_is_stopped_at_any_operation_loses_no_file_and_is_repe
 
 def test_the_parents_of_a_new_data_directory_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr("quire.log.files._sync_folder", synced.append)
+    monkeypatch.setattr("quire.log.files.sync_folder", synced.append)
 
     DataDir.open(tmp_path / "a" / "b", "n1", OPTIONS).close()
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from quire.log.files import open_file, sync_folder
+
 from ...client import ClientError
 from ...terminal import escaped
 from ..output import complain, pass_on
@@ -48,14 +50,14 @@ class SkippedRecords:
     def _opened(self) -> int:
         """A descriptor of the file, ready to append a line. It may have been moved away since the last one."""
         # Nothing may be left half open: O_NONBLOCK, since the open of a pipe would wait for a reader.
-        descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        descriptor = open_file(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK)
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             os.close(descriptor)
             raise OSError(f"{self._path} is not a file that keeps what is written")
         if found.st_size and os.pread(descriptor, 1, found.st_size - 1) != b"\n":
             os.write(descriptor, b"\n")  # After a line that a crash cut short.
-        _flush_folder(self._path.parent)
+        sync_folder(self._path.parent)
         return descriptor
 
     def add(self, index: int, line: bytes) -> None:
@@ -75,14 +77,6 @@ class SkippedRecords:
                 f"the record at index {index} was not handled, and could not be written to {self._path}: {reason}"
             ) from None
         complain(f"the record at index {index} is skipped: it is in {self._path}")
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)

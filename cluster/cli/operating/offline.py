@@ -42,7 +42,6 @@ def locked(data_dir: Path, *, create: bool = False) -> "Generator[Directory]":
         what = "is a file" if data_dir.exists() else "does not exist"
         fail_usage(f"{data_dir} {what}; give the --data-dir of a node")
     try:
-        data_dir.mkdir(parents=True, exist_ok=True)
         directory = FileDirectory(data_dir)
         directory.lock()
     except LogLocked:

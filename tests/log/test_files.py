@@ -1,0 +1,76 @@
+"""What `quire.log` creates on a file system: its modes, which no umask changes."""
+
+import os
+import stat
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from quire.log import FileDirectory
+from quire.log.files import FILE_MODE, FOLDER_MODE, make_folder, open_file
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o077, 0o277])
+def _umask(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[None]:
+    assert tmp_path.is_dir()  # Made before the umask changes.
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.usefixtures("_umask")
+def test_new_folders_and_files_have_their_modes_whatever_the_umask(tmp_path: Path) -> None:
+    directory = FileDirectory(tmp_path / "a" / "b")
+    directory.lock()
+    directory.create("x").close()
+    directory.child("c").create("y").close()
+    directory.unlock()
+    with open(tmp_path / "a" / "z", "ab", opener=open_file) as file:
+        file.write(b"z")
+
+    top = tmp_path / "a"
+    assert {mode_of(path) for path in (top, *top.rglob("*")) if path.is_dir()} == {FOLDER_MODE} == {0o750}
+    assert {mode_of(path) for path in top.rglob("*") if path.is_file()} == {FILE_MODE} == {0o640}
+    assert len(list(top.rglob("*"))) == 6
+
+
+@pytest.mark.usefixtures("_umask")
+def test_what_is_there_keeps_its_mode_and_what_it_holds(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    folder.mkdir()
+    folder.chmod(0o777)
+    (folder / "x").write_bytes(b"x")
+    (folder / "x").chmod(0o666)
+
+    FileDirectory(folder).open("x").close()
+    with open(folder / "x", "ab", opener=open_file) as file:
+        file.write(b"y")
+
+    assert (mode_of(folder), mode_of(folder / "x")) == (0o777, 0o666)
+    assert (folder / "x").read_bytes() == b"xy"
+    with pytest.raises(FileExistsError):
+        open_file(folder / "x", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+    assert (folder / "x").read_bytes() == b"xy"
+
+
+def test_a_new_folder_keeps_the_group_of_the_one_above_if_that_hands_it_down(tmp_path: Path) -> None:
+    tmp_path.chmod(0o2770)
+    assert tmp_path.stat().st_mode & stat.S_ISGID
+
+    make_folder(tmp_path / "a" / "b")
+
+    assert mode_of(tmp_path / "a") == mode_of(tmp_path / "a" / "b") == 0o2750
+
+
+def test_a_file_in_the_place_of_a_folder_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"")
+
+    with pytest.raises(FileExistsError):
+        make_folder(tmp_path / "a")
+    with pytest.raises(NotADirectoryError):
+        make_folder(tmp_path / "a" / "b")
