@@ -33,7 +33,7 @@ class MachineUnknown(MachineError):
     """The named machine is neither built in nor loadable."""
 
     def __init__(self, *, spec: str, reason: str) -> None:
-        super().__init__(f"machine {spec!r}: {reason}")
+        super().__init__(f"machine {spec!r:.200}: {reason}")
         self.spec = spec
         self.reason = reason
 

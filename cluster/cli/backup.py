@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -204,7 +203,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Read every file of a backup, and recompute every checksum and the chain."""
-    from quire.sm.machines.registry import load_machine
+    from quire.sm.machines.registry import recorded_machine, search_current_folder
 
     from ..backup.contents import read_all
     from ..backup.manifest import sizes_of
@@ -213,13 +212,15 @@ def verify(
     with failing():
         store = store_of(source, store_option)
         manifests = read_all(store, complain)
+        kind = None
+        if with_replay:
+            search_current_folder(machine or "")
+            kind = recorded_machine(manifests[-1].machine[0], machine)
         size = sum(sizes_of(manifests).values())
         with shown_bytes("verify", size, hidden=as_json) as progress:
             found = Verification(store, progress).check(manifests)
         facts: dict[str, object] = {"manifests": found.manifests, "files": found.files, "bytes": found.size}
-        if with_replay:
-            sys.path.append(str(Path.cwd()))  # As for `quire serve`: a machine may be in the current directory.
-            kind = load_machine(machine or manifests[-1].machine[0])
+        if kind is not None:
             with shown_bytes("replay", size, hidden=as_json) as progress:
                 digests, applier = replay(store, manifests, kind, progress)
             facts |= {"digests": digests, "applied_index": applier.applied_index, "digest": applier.digest.hex()}
@@ -227,7 +228,7 @@ def verify(
         say(to_json(facts))
         return
     say(f"{found.files} files of {found.manifests} manifests, {found.size:,} bytes: all checksums and chains are right")
-    if with_replay:
+    if kind is not None:
         say(f"replayed to index {facts['applied_index']}: {facts['digests']} reported digests are right")
 
 

@@ -1,13 +1,13 @@
 """`quire serve`: a node as a process."""
 
 import asyncio
-import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
 from quire.sm import MachineError
+from quire.sm.machines.registry import search_current_folder
 
 from ..access.credentials import Credentials
 from ..config.serve import ServeConfig, load_config
@@ -44,9 +44,7 @@ def serve(arguments: Sequence[str]) -> int:
         config = load_config(flags, config_file)
     except ConfigInvalid as error:
         return refuse_settings(error)
-    if ":" in config.machine:
-        # A machine may be in the current directory. Last, so that nothing there shadows an installed module.
-        sys.path.append(os.getcwd())
+    search_current_folder(config.machine)
     configure_logging(config.log_format, config.node, streams.stderr)
     sys.setswitchinterval(SWITCH_S)
     return run(lambda: _NodeService(config, lambda: streams.dropped), config.listen, config.data_dir)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from quire.log import HEADER_BYTES, Kind, decode_system, walk_frames
 from quire.log.packing import Skimmer
-from quire.sm import SESSION_LIMITS, Sessions, StateMachine, limit_state, load_machine
+from quire.sm import SESSION_LIMITS, Sessions, StateMachine, limit_state
+from quire.sm.machines.registry import recorded_machine
 
 from ..archive.snapshots import GENESIS_FILE, snapshot_root
 from ..errors import GenesisMissing, MachineDiffers
@@ -29,10 +30,10 @@ class Genesis(NamedTuple):
         It has the cluster's limit on its state.
 
         Raises:
-            MachineUnknown: there is no such machine.
+            MachineUnknown: there is no such machine, or the recorded one is not built in and `spec` is None.
             MachineDiffers: it is another machine than the recorded one, or another version.
         """
-        kind = load_machine(spec or self.machine[0])
+        kind = recorded_machine(self.machine[0], spec)
         if (kind.name, kind.version) != self.machine:
             raise MachineDiffers((kind.name, kind.version), self.machine)
         machine = kind(self.initial)

@@ -12,7 +12,7 @@ from quire.cluster.values import DEPTH_LIMIT, decode_json, decode_msgpack, has_m
 from quire.log import PayloadInvalid, pack
 from quire.sm import StateMachine
 from quire.sm.machine import check_batch
-from quire.sm.machines.registry import BUILT_IN, load_machine
+from quire.sm.machines.registry import BUILT_IN, recorded_machine
 
 from ..errors import OptionRefused
 from ..origin.access import PLAIN, Access
@@ -72,7 +72,7 @@ def machine_of(servers: tuple[str, ...], timeout_s: float, spec: str | None, acc
     name, version = described.name, described.version
     if spec is None and name not in BUILT_IN:
         raise OptionRefused("machine", f"the cluster runs {name}: give its package.module:Class, importable in tasks")
-    found = load_machine(spec or name)
+    found = recorded_machine(name, spec)
     if (found.name, found.version) != (name, version):
         ours = f"{found.name} version {found.version}"
         raise OptionRefused("machine", f"this is {ours}, but the cluster runs {name} version {version}")

@@ -1,5 +1,11 @@
-"""Finds a machine: a built-in one by its name, or your own as `package.module:Class`."""
+"""Finds a machine: a built-in one by its name, or your own as `package.module:Class`.
 
+An import runs code, so only a name that the operator or the program gives is imported. A name that a file, a peer or a
+store gives may be an attacker's: it selects among the built-in machines alone.
+"""
+
+import os
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -19,7 +25,9 @@ _METHODS = ("check", "apply", "query", "snapshot", "restore")
 
 
 def load_machine(spec: str) -> type[StateMachine]:
-    """The machine class that `spec` names: a built-in name or `package.module:Class`.
+    """The machine class that `spec` names: a built-in name or `package.module:Class`, which is imported.
+
+    `spec` comes from the operator or the program. For a name from elsewhere, see `recorded_machine`.
 
     Raises:
         MachineUnknown: there is no such machine, its import fails, or the class lacks a part of StateMachine.
@@ -41,6 +49,31 @@ def load_machine(spec: str) -> type[StateMachine]:
         raise MachineUnknown(spec=spec, reason=f"{class_name} is not a class")
     _require_machine(spec, found)
     return found
+
+
+def recorded_machine(recorded: str, spec: str | None) -> type[StateMachine]:
+    """The machine of a file or a peer: the class that the operator names with `spec`, or the built-in one as recorded.
+
+    What is recorded is never imported. If `spec` is given, compare the class's name and version with what is recorded.
+
+    Raises:
+        MachineUnknown: no `spec` is given and `recorded` is not built in; or as `load_machine`.
+    """
+    if spec is not None:
+        return load_machine(spec)
+    if recorded not in BUILT_IN:
+        reason = "this name is recorded, and is not built in; no recorded name is imported"
+        raise MachineUnknown(spec=recorded, reason=f"{reason}: give your own class, --machine package.module:Class")
+    return BUILT_IN[recorded]
+
+
+def search_current_folder(spec: str) -> None:
+    """Let `load_machine` also find the operator's `package.module:Class` in the current folder.
+
+    It comes last, so that nothing there shadows an installed module. For a built-in name nothing there is imported.
+    """
+    if ":" in spec:
+        sys.path.append(os.getcwd())
 
 
 def default_initial(machine: type[StateMachine]) -> Any:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -270,6 +273,18 @@ def test_a_machine_of_one_s_own_is_named(tmp_path: Path) -> None:
     assert raised.value.index > 500
 
 
+def test_a_machine_that_the_genesis_names_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "genesis_of_an_attacker.py").write_text("from quire.sm import ArithmeticMachine as Machine")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    genesis = {**GENESIS, "machine": ["genesis_of_an_attacker:Machine", 1]}
+    run_cluster(tmp_path / "n1", ArithmeticMachine(42), genesis=genesis, snapshots=0)
+
+    for spec, reason in ((None, "no recorded name is imported: .* --machine"), ("", "built in are")):
+        with pytest.raises(MachineUnknown, match=reason):
+            replayed(tmp_path / "n1", machine=spec)
+    assert "genesis_of_an_attacker" not in sys.modules
+
+
 def test_a_damaged_snapshot_is_named(tmp_path: Path) -> None:
     run_cluster(tmp_path / "n1", ArithmeticMachine(42))
     index = snapshot_indices(tmp_path / "n1")[1]
@@ -514,3 +529,17 @@ def test_a_snapshot_that_is_not_of_this_log_is_refused(
     with pytest.raises(error) as raised:
         replayed(log)
     assert ("version 2" if error is MachineDiffers else "snapshot 1000") in str(raised.value)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_an_archive_has_the_modes_of_a_data_directory_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    run_cluster(tmp_path / "n1", ArithmeticMachine(42))
+    top, before = tmp_path / "kept" / "archive", os.umask(umask)
+    try:
+        assert archive(SourceOptions(path=str(tmp_path / "n1")), str(top)).snapshots
+    finally:
+        os.umask(before)
+
+    found = [top.parent, *top.parent.rglob("*")]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in found if path.is_dir()} == {0o750}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in found if path.is_file()} == {0o640}

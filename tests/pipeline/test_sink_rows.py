@@ -19,6 +19,7 @@ from quire.pipeline.sink.errors import ColumnsRefused
 from quire.pipeline.sink.options import HIGHEST_BATCH, SinkOptions
 from quire.pipeline.sink.spool import COMMAND_CONTAINERS
 from quire.pipeline.source.options import MAX_FETCH_TIMEOUT_MS
+from quire.sm import MachineUnknown
 from quire.sm.machines.arithmetic import ArithmeticMachine
 from quire.sm.machines.log import LogMachine
 from tests.pipeline.fake_cluster import RefusingMachine
@@ -192,5 +193,10 @@ def test_the_machine_is_the_clusters_and_ones_own_must_be_named_and_be_it() -> N
         machine_of((server,), 5.0, None)
     with serving(status("orders")) as server, pytest.raises(OptionRefused, match="runs orders: give its package"):
         machine_of((server,), 5.0, None)
+    with serving(status("json:JSONDecoder")) as server:  # What a node answers is not imported.
+        with pytest.raises(OptionRefused, match="runs json:JSONDecoder: give its package"):
+            machine_of((server,), 5.0, None)
+        with pytest.raises(MachineUnknown, match="machine '': built in are"):
+            machine_of((server,), 5.0, "")
     with serving({"/status": (200, b"{}")}) as server, pytest.raises(ClusterUnavailable, match="is its cluster formed"):
         machine_of((server,), 0.2, None)

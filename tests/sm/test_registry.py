@@ -1,10 +1,12 @@
 """Machines by name and by package.module:Class."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from quire.sm import ArithmeticMachine, LogMachine, MachineUnknown, StateMachine, default_initial, load_machine
+from quire.sm.machines.registry import recorded_machine, search_current_folder
 from tests.sm import test_checks
 
 OWN_MACHINE = f"{test_checks.__name__}:Even"
@@ -77,3 +79,36 @@ def test_an_unknown_machine_is_an_error_that_says_why(
         load_machine(spec)
     assert unknown.value.spec == spec
     assert reason in unknown.value.reason
+
+
+def test_a_recorded_name_selects_a_built_in_machine_and_is_never_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "machines_of_an_attacker.py").write_text("class Machine: ...")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    recorded = "machines_of_an_attacker:Machine"
+
+    assert recorded_machine("arithmetic", None) is ArithmeticMachine
+    for name in (recorded, OWN_MACHINE, "", "machines_of_an_attacker"):
+        with pytest.raises(
+            MachineUnknown, match=r"is not built in; no recorded name is imported: .* --machine"
+        ) as unknown:
+            recorded_machine(name, None)
+        assert unknown.value.spec == name
+    with pytest.raises(MachineUnknown, match="built in are"):
+        recorded_machine(recorded, "")
+    assert "machines_of_an_attacker" not in sys.modules
+    assert recorded_machine(recorded, OWN_MACHINE) is test_checks.Even
+
+
+def test_the_current_folder_is_searched_last_and_only_for_a_class_of_one_s_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    monkeypatch.setattr(sys, "path", list(before))
+
+    search_current_folder("kv")
+    assert sys.path == before
+    search_current_folder("noted:Counters")
+    assert sys.path == [*before, str(tmp_path)]

@@ -37,6 +37,25 @@ IMPURE_CALLS = frozenset({"open", "input", "print"})
 UNTYPED = frozenset({"msgpack", "pysyncobj", "toxiproxy"})
 CONTROL = PurePosixPath("cluster/control")
 
+# What turns a text or bytes into code that runs: each module that does, and who gives the text. It is never a file that
+# somebody hands over, a peer or a store (SECURITY.md): what those name selects among the built-in machines alone.
+LOADERS = {
+    "cluster/cli/backup.py": frozenset({"recorded_machine"}),  # The operator, by --machine; else it must be built in.
+    "cluster/cli/commands.py": frozenset({"import_module"}),  # Its own table.
+    "cluster/cli/main.py": frozenset({"import_module"}),  # A constant.
+    "cluster/node/node.py": frozenset({"load_machine"}),  # The operator, by --machine or the configuration.
+    "cluster/reference.py": frozenset({"import_module"}),  # A developer: the pages of this checkout.
+    "pipeline/replay/genesis.py": frozenset({"recorded_machine"}),  # The operator; else it must be built in.
+    "pipeline/sink/commands.py": frozenset({"recorded_machine"}),  # The operator; else it must be built in.
+    "sm/__init__.py": frozenset({"load_machine"}),  # Exports it.
+    "sm/machines/registry.py": frozenset({"import_module", "sys.path"}),  # The operator or the program.
+    "sm/testing.py": frozenset({"load_machine", "sys.path"}),  # The test that calls it; the child's path is its own.
+    "src/quire/__init__.py": frozenset({"import_module"}),  # The packages' own tables.
+}
+LOADING = frozenset({"exec_module", "import_module", "load_machine", "recorded_machine"})
+LOADING_CALLS = frozenset({"__import__", "eval", "exec"})
+LOADING_MODULES = frozenset({"cloudpickle", "dill", "marshal", "pickle", "runpy", "shelve", "yaml"})
+
 # What simulates a disk or a cluster: shipped for tests and for those who write state machines, not for a node.
 SIMULATION = {
     "quire.log.simulated": PurePosixPath("log/simulated"),
@@ -140,6 +159,36 @@ def one_wrapper_each(tree: Tree) -> Iterator[Finding]:
         for source, line in places:
             if package == "pysyncobj" and not source.path.is_relative_to(CONTROL):
                 yield Finding(source.path, line, f"only {CONTROL} may import pysyncobj")
+
+
+def code_by_name(tree: Tree) -> Iterator[Finding]:
+    """Only the modules in LOADERS turn a text or bytes into code, each in the way that is noted there."""
+    for source in tree.modules:
+        if source.folder not in MAY_IMPORT:
+            continue
+        noted, found = LOADERS.get(str(source.path), frozenset()), dict(_loading(source))
+        for name, line in found.items():
+            if name not in noted:
+                yield Finding(source.path, line, f"{name} may run what a file or a peer names: see LOADERS, {__name__}")
+        for name in noted - found.keys():
+            yield Finding(source.path, 1, f"LOADERS notes {name}, which is not used any more")
+
+
+def _loading(source: Source) -> Iterator[tuple[str, int]]:
+    """What a module uses that may load code, each with its line."""
+    for line, _, name in imported(source):
+        parts = name.split(".")
+        if parts[-1] in LOADING:
+            yield parts[-1], line
+        elif parts[0] in LOADING_MODULES:
+            yield parts[0], line
+    for node in source.nodes:
+        if isinstance(node, ast.Attribute) and node.attr in LOADING:
+            yield node.attr, node.lineno
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.path":
+            yield "sys.path", node.lineno
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in LOADING_CALLS:
+            yield node.func.id, node.lineno
 
 
 def no_circles(tree: Tree) -> Iterator[Finding]:

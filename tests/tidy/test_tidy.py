@@ -18,6 +18,7 @@ RULES: dict[str, Rule] = {
     "core without io": imports.core_without_io,
     "simulation apart": imports.simulation_apart,
     "one wrapper each": imports.one_wrapper_each,
+    "code by name": imports.code_by_name,
     "top level": house.top_level,
     "room sizes": house.room_sizes,
     "small modules": house.small_modules,
