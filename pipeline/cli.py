@@ -330,13 +330,17 @@ def _options(path: str, bootstrap: str, archive_dir: str = "", *, access: Access
 
 @contextmanager
 def _session(job: str, on: str, conf: list[str] | None) -> Generator[SparkSession]:
-    """A Spark session whose workers run in this interpreter, unless PYSPARK_PYTHON names another."""
+    """A Spark session whose workers run in this interpreter, unless PYSPARK_PYTHON names another.
+
+    They import nothing from the current folder, which may be an archive that somebody handed over.
+    """
     from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     is_own = SparkSession.getActiveSession() is None
     builder = SparkSession.Builder().appName(f"quire spark {job}").config("spark.ui.showConsoleProgress", "false")
+    builder = builder.config("spark.executorEnv.PYTHONSAFEPATH", "1")
     for setting in conf or ():
         name, equals, value = setting.partition("=")
         if not equals:

@@ -87,7 +87,7 @@ class DemoNodes:
             # In a new process session, so that Ctrl-C reaches only the demo, which then stops the nodes in order.
             self._processes[node_id] = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "quire.cluster.cli.main", "serve", *arguments),
+                *("-P", "-m", "quire.cluster.cli.main", "serve", *arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

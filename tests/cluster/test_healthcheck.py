@@ -1,6 +1,8 @@
 """The health check of a container: ready, not ready, and a server that is not this cluster's."""
 
 import asyncio
+import json
+import shutil
 import ssl
 import subprocess
 import sys
@@ -12,7 +14,9 @@ from aiohttp import web
 from quire.cluster.serve.healthcheck import NodeNotReady, check
 from tests.cluster.access.issued import Authority
 from tests.cluster.scripted import document, refusing, scripted, silent
+from tests.processes.cluster import environment
 
+DOCKERFILE = Path(__file__).resolve().parents[2] / "deploy" / "Dockerfile"
 READY = document({"ready": True})
 
 
@@ -109,6 +113,22 @@ async def test_as_a_command_it_exits_with_0_or_with_1_and_a_sentence() -> None:
 
     assert [(each.returncode, each.stdout) for each in ended] == [(0, ""), (1, "")]
     assert ended[1].stderr == f"quire: {server.address} answered 503: a\\x1b[31m\n"
+
+
+def test_as_the_image_runs_it_it_imports_nothing_from_the_data_directory(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("from pathlib import Path; Path('imported').touch()")
+    (tmp_path / "quire").mkdir()
+    shutil.copy(tmp_path / "json.py", tmp_path / "quire" / "__init__.py")
+    [line] = [line for line in DOCKERFILE.read_text().splitlines() if line.startswith("HEALTHCHECK")]
+    _, *arguments = json.loads(line.partition(" CMD ")[2])
+
+    ended = subprocess.run(
+        [sys.executable, *arguments], cwd=tmp_path, env=environment(), capture_output=True, check=False, timeout=60
+    )
+
+    assert ended.returncode == 1
+    assert b"QUIRE_LISTEN is not set" in ended.stderr
+    assert not (tmp_path / "imported").exists()
 
 
 def test_it_imports_neither_the_node_nor_its_libraries() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ from tests.pipeline.logs import SECOND, START, Clock, append_and_flush, writing
 from tests.pipeline.test_archive import expire, grow
 from tests.pipeline.test_replay import Nearly, run_cluster
 from tests.pipeline.test_scrub import flip, frames, stores
+from tests.processes.cluster import environment
 
 # By hand: PIPELINE_RECORDS=10000000 pytest -s tests/pipeline/test_jobs.py, which `make soak` does.
 CI_RECORDS = 300_000
@@ -268,6 +270,20 @@ def test_the_command_line_archives_and_scrubs(tmp_path: Path) -> None:
     assert code == 1
     [finding] = json.loads(said)["findings"]
     assert (finding["position"], finding["from_index"]) == (128, 0)
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("spark")  # Spark starts here, so not beside others.
+def test_the_command_line_s_workers_import_nothing_from_the_current_folder(tmp_path: Path) -> None:
+    with writing(tmp_path / "n1") as writer:
+        append_and_flush(writer, [1])
+    (tmp_path / "json.py").write_text("from pathlib import Path; Path('imported').touch()")
+
+    command = [sys.executable, "-P", "-m", "quire.cluster.cli.main", "spark", "scrub", "--path", "n1", "--on", "local"]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, check=False, timeout=120)
+
+    assert not (tmp_path / "imported").exists()
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.usefixtures("spark")
