@@ -1,55 +1,70 @@
 """The audit log: who called what, from where, and what came of it. One line each, of the logger `quire.audit`.
 
-A line is written for each call of an operator's route, for each refusal, and for a token's first use from an address.
-No line holds a token, a body or a query. Refusals come from strangers, who must not fill the disk: of equal ones, one
-is written in a second, and at most REFUSALS_IN_SECOND in all. The next line has the number of those left out.
+A line is written for each call of an operator's route, and each other call that is an operator's (`what` and `subject`
+say which), for each refusal, for a token's first use from an address, and when a stream ends with its token. No line
+holds a token, a body or a query. A refused token is named by the first digits of its SHA-256, as `quire token list`
+shows them. Callers cause these lines, and must not fill the disk: of a kind LINES_PER_SECOND are written, and of equal
+refusals one a second. The journal counts the others in the next line (cluster/serve/journal.py).
 """
 
-import time
 from collections import OrderedDict
+from typing import NamedTuple
 
 import structlog
 
-REFUSALS_IN_SECOND = 100
+AUDIT_LOG = "quire.audit"
+LINES_PER_SECOND = 100
 MAX_KNOWN = 10_000
-"""Pairs of a token's name and an address that are remembered; the least recently used is forgotten."""
+"""What is logged the first time alone, such as a token's name and an address; the least recently used is forgotten."""
+SUBJECT_CHARACTERS = 120
 
-log = structlog.get_logger("quire.audit", log="quire.audit")
+log = structlog.get_logger(AUDIT_LOG, log=AUDIT_LOG)
+
+
+class Call(NamedTuple):
+    """A request in the audit log. `what` is its method and route, `subject` what it is about, if that is known."""
+
+    who: str
+    address: str
+    what: str
+    request_id: str
+    subject: str = ""
+    action: str = ""
 
 
 class Audit:
     """Writes the audit log of one server. One event loop."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
-        self._second = 0
-        self._refused: set[tuple[str, str, str, str]] = set()
-        self._left_out = 0
+        self._known: OrderedDict[tuple[str, ...], None] = OrderedDict()
 
-    def called(self, who: str, address: str, what: str, status: int, request_id: str) -> None:
-        """An operator's call was answered."""
-        log.info("admin call", who=who, address=address, what=what, status=status, request_id=request_id)
+    def called(self, call: Call, status: int, *, once: bool = False) -> None:
+        """An operator's call was answered. With `once`, only the caller's first one from this address is logged."""
+        if not once or self._is_new(call.who, call.address, call.what, call.subject, call.action, str(status)):
+            log.info("admin call", **_fields(call), status=status)
 
-    def refused(self, who: str, address: str, what: str, why: str, request_id: str) -> None:
-        """A request was refused; `why` is the problem's name."""
-        second, refusal = int(time.monotonic()), (who, address, what, why)
-        if second != self._second:
-            self._second = second
-            self._refused.clear()
-        if refusal in self._refused or len(self._refused) >= REFUSALS_IN_SECOND:
-            self._left_out += 1
-            return
-        self._refused.add(refusal)
-        more = {"left_out": self._left_out} if self._left_out else {}
-        self._left_out = 0
-        log.warning("refused", who=who, address=address, what=what, why=why, request_id=request_id, **more)
+    def refused(self, call: Call, why: str, token: str | None) -> None:
+        """A request was refused; `why` is the problem's name, `token` the first digits of a refused token's SHA-256."""
+        shown = {} if token is None else {"token": token}
+        log.warning("refused", **_fields(call), why=why, **shown)
 
-    def used(self, name: str, address: str, what: str, request_id: str) -> None:
+    def used(self, call: Call) -> None:
         """A token was used; a line is written the first time that it is from this address."""
-        if (name, address) in self._known:
-            self._known.move_to_end((name, address))
-            return
-        self._known[name, address] = None
+        if self._is_new(call.who, call.address):
+            log.info("token used from a new address", **_fields(call))
+
+    def ended(self, call: Call, token: str) -> None:
+        """A stream ends because its token has no effect any more."""
+        log.warning("stream ended with its token", **_fields(call), token=token)
+
+    def _is_new(self, *known: str) -> bool:
+        is_new = known not in self._known
+        self._known[known] = None
+        self._known.move_to_end(known)
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
-        log.info("token used from a new address", who=name, address=address, what=what, request_id=request_id)
+        return is_new
+
+
+def _fields(call: Call) -> dict[str, str]:
+    return {name: value[:SUBJECT_CHARACTERS] for name, value in call._asdict().items() if value}

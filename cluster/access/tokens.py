@@ -34,6 +34,8 @@ TOKEN_ROLES = {role.word: role for role in (Role.READ, Role.WRITE, Role.ADMIN)}
 MAX_TOKENS = 1000
 MAX_FILE_BYTES = 1024 * 1024
 NEVER = "never"
+SHOWN_DIGITS = 12
+"""How much of a digest is shown: enough to find the token in a list, and to compare two files."""
 OLD = "+old"
 """Follows the name of a token that was renewed. No name has a + of its own."""
 HEADING = "# name:sha256:role:expiry; written by `quire token`\n"
@@ -66,6 +68,11 @@ class Token:
         """The name as it is written in the file."""
         return self.name + OLD * self.is_old
 
+    @property
+    def digits(self) -> str:
+        """The first hexadecimal digits of its SHA-256."""
+        return self.digest.hex()[:SHOWN_DIGITS]
+
     def is_expired(self, now: float) -> bool:
         """Whether the token has no effect any more at this time, in seconds since 1970."""
         return self.expires_at is not None and now >= self.expires_at
@@ -94,9 +101,10 @@ class TokenFile:
         """The token with this name as it is written in the file, even if it has expired; None if there is none."""
         return next((token for token in self.tokens if token.label == name), None)
 
-    def has(self, token: Token) -> bool:
-        """Whether a token of an earlier reading is still there, with its name, role and expiry; it may be old now."""
-        return self._by_digest.get(token.digest) == token
+    def current(self, token: Token) -> Token | None:
+        """A token of an earlier reading as it is now, perhaps old; None if its name, role or expiry is another."""
+        found = self._by_digest.get(token.digest)
+        return found if found == token else None
 
 
 def read_tokens(path: Path) -> TokenFile:
@@ -166,6 +174,11 @@ def revoke_token(path: Path, name: str) -> None:
         for label in (name, f"{name}{OLD}"):
             if change.before.by_name(label) is not None:
                 del change.lines[change.number_of(label)]
+
+
+def digits_of(text: str) -> str | None:
+    """The first digits of the SHA-256 of what has the form of a token; None of other text, which might be guessed."""
+    return _digest_of(text).hex()[:SHOWN_DIGITS] if TOKEN_TEXT.fullmatch(text) else None
 
 
 def expiry_text(expires_at: float | None) -> str:

@@ -31,8 +31,6 @@ SECONDS = {"d": 86_400, "h": 3_600, "m": 60}
 NEVER = "never"
 LAST = 253_370_764_800.0
 """The year 9999."""
-DIGEST_CHARACTERS = 12
-"""How much of a digest the list shows: enough to compare two files."""
 
 
 class TokenRole(StrEnum):
@@ -158,7 +156,7 @@ def _row(token: "Token", now: float) -> dict[str, object]:
         "role": token.role.word,
         "expires": expiry_text(token.expires_at),
         "expired": token.is_expired(now),
-        "sha256": token.digest.hex()[:DIGEST_CHARACTERS],
+        "sha256": token.digits,
     }
 
 
@@ -166,8 +164,7 @@ def _cells(token: "Token", now: float) -> list[str]:
     from ..access.tokens import expiry_text
 
     expiry = expiry_text(token.expires_at)
-    digest = token.digest.hex()[:DIGEST_CHARACTERS]
-    return [token.label, token.role.word, f"{expiry} (expired)" if token.is_expired(now) else expiry, digest]
+    return [token.label, token.role.word, f"{expiry} (expired)" if token.is_expired(now) else expiry, token.digits]
 
 
 def _expiry_of(text: str, now: float) -> float | None:

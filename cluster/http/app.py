@@ -37,7 +37,6 @@ from .request import (
     REQUEST_ID_KEY,
     SEQUENCE,
     SESSION,
-    RateLimitedLog,
     identify,
     waits_on_purpose,
 )
@@ -56,7 +55,6 @@ from .routes.status import count_answer, get_front, get_healthz, get_metrics, ge
 from .routes.stream import commands_stream
 
 log = structlog.get_logger(__name__)
-rate_limited = RateLimitedLog(log)
 
 HEADERS = frozenset(name.lower() for name in (FORWARDED, HISTORY, SESSION, SEQUENCE, REQUEST_ID))
 SLOW_REQUEST_S = 1.0  # A request that takes longer is logged, unless it waits on purpose.
@@ -225,7 +223,7 @@ def errors_as_problems(known_headers: frozenset[str], unknown_path: str = "Not F
         authorization.answered(request, response)
         if (took_s := time.monotonic() - began) > SLOW_REQUEST_S and not waits_on_purpose(request):
             values = {"method": request.method, "path": request.path, "status": response.status}
-            rate_limited.warning("slow request", **values, took_s=round(took_s, 3))
+            log.warning("slow request", **values, took_s=round(took_s, 3))
         if admission.connections.refuses(request):
             response.force_close()
         return response
@@ -273,9 +271,7 @@ def _of_cluster_error(request: web.Request, error: ClusterError, request_id: str
     refusal = None if formed is None else formed.applying.applier.refusal
     is_known = refusal is not None and str(refusal) in str(error)  # The journal has it, once.
     if answer.status in (500, 504) and not is_known:  # A 503 wrote nothing and is temporary.
-        rate_limited.warning(
-            "request failed", method=request.method, path=request.path, problem=answer.name, why=str(error)
-        )
+        log.warning("request failed", method=request.method, path=request.path, problem=answer.name, why=str(error))
     return problem_of(error, request_id)
 
 

@@ -31,7 +31,7 @@ from .admission.admission import ADMISSION
 from .admission.authorization import caller_of
 from .admission.slow_callers import CLOSE_TIMEOUT_S, PIECE_BYTES, close, done_or_stalled
 from .admission.streams import OpenStream, StreamLimit
-from .request import FORWARDED, HISTORY, REQUEST_ID_KEY, SEQUENCE, SESSION, RateLimitedLog
+from .request import FORWARDED, HISTORY, REQUEST_ID_KEY, SEQUENCE, SESSION
 
 CONNECT_TIMEOUT_S = 1.0
 CONNECTION_LIMIT = 256  # To the leader, for requests; more of them wait for a connection, within their deadline.
@@ -46,7 +46,7 @@ _REQUEST_HEADERS = ("Content-Type", "Accept", SESSION, SEQUENCE, HISTORY)
 _RESPONSE_HEADERS = frozenset({"Content-Type", "Retry-After", "WWW-Authenticate"})
 _TOKEN_REFUSED = b'"urn:quire:problem:forbidden"'
 
-rate_limited = RateLimitedLog(structlog.get_logger(__name__))
+log = structlog.get_logger(__name__)
 
 Socket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
 
@@ -144,12 +144,12 @@ class LeaderHop:
                 return web.Response(status=response.status, body=content, headers=kept)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             reason = str(error) or type(error).__name__
-            rate_limited.warning("the leader cannot be reached", leader=leader, why=reason)
+            log.warning("the leader cannot be reached", leader=leader, why=reason)
             raise LeaderUnreachable(leader, reason) from None
         except (aiohttp.ClientError, OSError) as error:
             why = "no answer came" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
             reason = f"the connection to the leader {leader} broke ({why})"
-            rate_limited.warning("forwarding failed", leader=leader, why=reason)
+            log.warning("forwarding failed", leader=leader, why=reason)
             if writes:
                 raise OutcomeUnknown(reason) from None
             raise LeaderUnreachable(leader, reason) from None

@@ -22,7 +22,6 @@ from .admission.client_hello import HANDSHAKE, HELLO_BYTES, dialled_name
 from .admission.connections import Connection, ConnectionLimit, Place, Refusal
 from .admission.reading import ReadingTurns
 from .problems import problem
-from .request import RateLimitedLog
 
 HELLOS_IN_TURN = 64
 HANDSHAKES_IN_TURN = 8
@@ -43,7 +42,7 @@ OF_THIS_NODE = ("unknown ca", "bad certificate", "certificate unknown", "certifi
 
 ContextsInForce = Callable[[], Tls | None]
 
-rate_limited = RateLimitedLog(structlog.get_logger(__name__))
+log = structlog.get_logger(__name__)
 
 
 class _NotTls(ClusterError):
@@ -82,11 +81,11 @@ class Handshakes:
                 await self._shake_hands(accepted, place, is_to_node, deadline)
             except _NotTls:
                 held.pop_all()
-                rate_limited.warning("plain HTTP on the TLS port", peer=place.address)
+                log.warning("plain HTTP on the TLS port", peer=place.address)
                 await self._answer_plain(accepted, place)
             except (_NoHello, OSError) as error:  # SSLError and TimeoutError are OSErrors.
                 if why := _reason_of(error):
-                    rate_limited.warning("a TLS connection failed", why=why, peer=place.address)
+                    log.warning("a TLS connection failed", why=why, peer=place.address)
 
     async def _dials_node(self, accepted: socket.socket) -> bool:
         """Whether the caller dials this node's own name. What it has sent is left there for the handshake."""

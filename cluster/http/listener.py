@@ -19,13 +19,12 @@ from .admission.addresses import address_of
 from .admission.connections import Connection, ConnectionLimit, Refusal
 from .handshakes import ContextsInForce, Handshakes
 from .problems import problem_of
-from .request import RateLimitedLog
 
 BACKLOG = 1024
 ACCEPTED_IN_TURN = 16
 ACCEPT_PAUSE_S = 0.1  # After no descriptor or memory was left.
 
-rate_limited = RateLimitedLog(structlog.get_logger(__name__))
+log = structlog.get_logger(__name__)
 
 
 class Listener:
@@ -82,7 +81,7 @@ class Listener:
             except ConnectionAbortedError:
                 continue
             except OSError as error:
-                rate_limited.warning("no connection can be accepted", why=(error.strerror or str(error)).lower())
+                log.warning("no connection can be accepted", why=(error.strerror or str(error)).lower())
                 self._loop.remove_reader(self._listening)
                 self._pause = self._loop.call_later(ACCEPT_PAUSE_S, self._resume)
                 return

@@ -9,14 +9,11 @@ Query parameters are read strictly: unknown and repeated ones and malformed numb
 """
 
 import re
-import time
-from collections import Counter
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from aiohttp import web
 from structlog.contextvars import bind_contextvars
-from structlog.typing import FilteringBoundLogger
 
 from quire.replication.net.hello import PEER_PATHS
 
@@ -26,7 +23,6 @@ from ..request_id import REQUEST_ID, new_request_id
 REQUEST_ID_CHARACTERS = 64
 REQUEST_ID_KEY = web.RequestKey("request_id", str)
 ANSWER_ID_KEY = web.RequestKey("answer_id", str)  # The id in the response.
-LOG_INTERVAL_S = 1.0
 
 FORWARDED = "Quire-Forwarded"  # The node that passed the request on.
 SESSION = "Quire-Session"
@@ -124,27 +120,3 @@ def parse_integer(text: str, name: str, highest: int = INDEX_HIGHEST) -> int:
     if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) > highest:
         raise Malformed(f"{name} must be an integer from 0 to {highest}, not {text[:24]!r}")
     return int(text)
-
-
-class RateLimitedLog:
-    """Warnings about single requests: at most one of a kind each second, so that logging does not add to an overload.
-
-    `kept_back` in a line is the number of warnings of its kind that were dropped since the last one.
-    """
-
-    def __init__(self, log: FilteringBoundLogger, interval_s: float = LOG_INTERVAL_S) -> None:
-        self._log = log
-        self.interval_s = interval_s
-        self._logged_at: dict[str, float] = {}
-        self._kept_back: Counter[str] = Counter()
-
-    def warning(self, event: str, **values: Any) -> None:
-        """Log it, or count it."""
-        now = time.monotonic()
-        if now < self._logged_at.get(event, float("-inf")) + self.interval_s:
-            self._kept_back[event] += 1
-            return
-        self._logged_at[event] = now
-        if kept_back := self._kept_back.pop(event, 0):
-            values["kept_back"] = kept_back
-        self._log.warning(event, **values)

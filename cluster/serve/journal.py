@@ -3,18 +3,141 @@
 Characters that a terminal interprets are escaped in both (cluster/terminal.py), since `journalctl` shows them. Only the
 program's own text can start a line: line feeds in fields are escaped, and tracebacks, which may quote input, are
 indented.
+
+Callers and peers cause most lines, and must not fill the disk. So each kind of line has a rate, with or without a
+traceback, whoever logs it: quire, aiohttp, asyncio or PySyncObj. Past it lines are left out, and counted: in the next
+line of the kind, or in a line of their own within `SAY_S`.
 """
 
+import asyncio
 import logging
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from io import StringIO
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import structlog
 from structlog.typing import EventDict, ExcInfo, Processor
 
+from ..access.audit import AUDIT_LOG, LINES_PER_SECOND
 from ..terminal import escaped
 from .standard_streams import OutputQueue, lines_were_dropped
+
+BURST_LINES = 20
+BURST_PER_SECOND = 1.0
+"""Of a kind of line: so many at once, then so many a second."""
+ALARMS_PER_SECOND = 10.0
+"""More than of others, so that an alarm that a peer repeats leaves room for other alarms."""
+KINDS_LIMIT = 1_000
+"""Kinds that have a rate of their own. The code has fewer; if values make kinds by mistake, the rest share a rate."""
+KIND_CHARACTERS = 100
+SAY_S = 60.0
+"""How often it is logged how many lines were left out, if no later line of their kind says it."""
+
+log = structlog.get_logger(__name__)
+
+
+class LineRate(NamedTuple):
+    """How many lines of a kind are written: `burst` at once, then `per_second`; of equal ones, perhaps one a second."""
+
+    burst: int
+    per_second: float
+    no_equals: bool = False
+
+
+ORDINARY = LineRate(BURST_LINES, BURST_PER_SECOND)
+RATES = {
+    "alarm": LineRate(BURST_LINES, ALARMS_PER_SECOND, no_equals=True),
+    f"{AUDIT_LOG} refused": LineRate(LINES_PER_SECOND, LINES_PER_SECOND, no_equals=True),
+}
+AUDIT = LineRate(LINES_PER_SECOND, LINES_PER_SECOND)
+
+
+@dataclass(slots=True)
+class _Kind:
+    """A kind's token bucket, how many of its lines were left out since its last one, and this second's lines."""
+
+    rate: LineRate
+    tokens: float
+    filled_at: float
+    left_out: int = 0
+    second: int = 0
+    written: set[str] = field(default_factory=set)
+
+    def admits(self, message: EventDict, now: float) -> bool:
+        self.tokens = min(self.rate.burst, self.tokens + (now - self.filled_at) * self.rate.per_second)
+        self.filled_at = now
+        if self.tokens < 1 or (self.rate.no_equals and self._has_equal(message, now)):
+            return False
+        self.tokens -= 1
+        return True
+
+    def _has_equal(self, message: EventDict, now: float) -> bool:
+        if int(now) != self.second:
+            self.second = int(now)
+            self.written.clear()
+        shown = repr([value for name, value in message.items() if name != "request_id"])
+        is_known = shown in self.written
+        self.written.add(shown)
+        return is_known
+
+
+class LineRates:
+    """The rates of a journal's lines, as the first processor of each. It has no lock: see `_Lines`."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._kinds: dict[str, _Kind] = {}
+        self.left_out = 0
+        """Lines that were left out since the start."""
+
+    def __call__(self, _logger: object, _method: str, message: EventDict) -> EventDict:
+        """The line, with the number of those of its kind that were left out before it. Raises DropEvent."""
+        now = self._clock()
+        kind = self._kind_of(message, now)
+        if not kind.admits(message, now):
+            kind.left_out += 1
+            self.left_out += 1
+            raise structlog.DropEvent
+        if kind.left_out:
+            message["left_out"], kind.left_out = kind.left_out, 0
+        return message
+
+    def _kind_of(self, message: EventDict, now: float) -> _Kind:
+        name, rate = str(message.get("event"))[:KIND_CHARACTERS], ORDINARY
+        if message.get("log") == AUDIT_LOG:
+            name, rate = f"{AUDIT_LOG} {name}", AUDIT
+        elif isinstance(record := message.get("_record"), logging.LogRecord):
+            name = f"{record.name}:{record.lineno}"  # Not its text, which may hold values.
+        if name not in self._kinds and len(self._kinds) >= KINDS_LIMIT:
+            name = "others"
+        rate = RATES.get(name, rate)
+        return self._kinds.setdefault(name, _Kind(rate, rate.burst, now))
+
+    def say(self) -> None:
+        """Log how many lines of each kind were left out and are counted in no line yet."""
+        counts = {name: kind.left_out for name, kind in list(self._kinds.items()) if kind.left_out}
+        for name in counts:
+            self._kinds[name].left_out = 0
+        if counts:
+            log.warning("lines were left out", kinds=counts)
+
+    async def say_forever(self) -> None:
+        """Say it every SAY_S, until cancelled."""
+        while True:
+            await asyncio.sleep(SAY_S)
+            self.say()
+
+
+class _Handler(logging.StreamHandler[OutputQueue]):
+    """Writes the lines of the standard library's logging that have not been left out."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(structlog.DropEvent):
+            super().emit(record)
 
 
 class _Lines:
@@ -49,11 +172,12 @@ def _write_traceback(out: TextIO, exc_info: ExcInfo) -> None:
     out.write(escaped(text.getvalue(), keep="\n").replace("\n", "\n  "))
 
 
-def configure_logging(form: str, node_id: str, output: OutputQueue) -> None:
+def configure_logging(form: str, node_id: str, output: OutputQueue) -> LineRates:
     """Set up structlog, and route warnings of the standard library's logging (aiohttp, asyncio) through it.
 
-    Every line is written to `output`, including the notice that lines were dropped.
+    Every line is written to `output`, including the notice that lines were dropped. Returns the rates of the lines.
     """
+    rates = LineRates()
 
     def name_node(_logger: object, _method: str, message: EventDict) -> EventDict:
         message["node"] = node_id
@@ -74,19 +198,20 @@ def configure_logging(form: str, node_id: str, output: OutputQueue) -> None:
         chain.append(_escape_fields)
         renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=_write_traceback)
     structlog.configure(
-        processors=[*chain, renderer],
+        processors=[rates, *chain, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=lambda *_: _Lines(output),
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(output)
+    handler = _Handler(output)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer], foreign_pre_chain=chain
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            foreign_pre_chain=[rates, *chain],
         )
     )
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    # It logs a warning with the name of every requested subprotocol: any caller could fill the journal.
+    # It logs a warning with the name of every requested subprotocol, which any caller chooses.
     logging.getLogger("aiohttp.websocket").setLevel(logging.ERROR)
 
     def notice(lines: int, why: str) -> str:
@@ -96,3 +221,4 @@ def configure_logging(form: str, node_id: str, output: OutputQueue) -> None:
         return f"{message}\n"
 
     output.notice = notice
+    return rates

@@ -36,8 +36,8 @@ def serve_log(arguments: Sequence[str], streams: StandardStreams) -> int:
         config = load_settings(StandaloneConfig, flags, config_file)
     except ConfigInvalid as error:
         return refuse_settings(error)
-    configure_logging(config.log_format, MODE, streams.stderr)
-    return run(lambda: _LogService(config), config.listen, config.data_dir)
+    rates = configure_logging(config.log_format, MODE, streams.stderr)
+    return run(lambda: _LogService(config), config.listen, config.data_dir, rates)
 
 
 class _LogService:

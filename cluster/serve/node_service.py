@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from aiohttp import web
 
@@ -45,9 +46,10 @@ def serve(arguments: Sequence[str]) -> int:
     except ConfigInvalid as error:
         return refuse_settings(error)
     search_current_folder(config.machine)
-    configure_logging(config.log_format, config.node, streams.stderr)
+    rates = configure_logging(config.log_format, config.node, streams.stderr)
     sys.setswitchinterval(SWITCH_S)
-    return run(lambda: _NodeService(config, lambda: streams.dropped), config.listen, config.data_dir)
+    service = partial(_NodeService, config, lambda: streams.dropped + rates.left_out)
+    return run(service, config.listen, config.data_dir, rates)
 
 
 class _NodeService:

@@ -34,6 +34,7 @@ from ..terminal import escaped
 from .collector import Collector
 from .descriptors import TooFewFiles, connections_of
 from .heap import give_large_blocks_back
+from .journal import LineRates
 
 SHUTDOWN_TIMEOUT_S = 5.0
 EVERY_ADDRESS = "::"
@@ -107,16 +108,21 @@ class Service(Protocol):
         ...
 
 
-def run(service: Callable[[], Service], listen_on: str, data_dir: Path) -> int:
-    """Serve until SIGTERM, SIGINT or the service's end; return the exit code. `service` is called on the event loop."""
+def run(service: Callable[[], Service], listen_on: str, data_dir: Path, rates: LineRates) -> int:
+    """Serve until SIGTERM, SIGINT or the service's end; return the exit code. `service` is called on the event loop.
+
+    `rates` are those of the journal, which at the end says how many lines were left out.
+    """
     give_large_blocks_back()
     if ignored := service_variables():
         log.info("variables of a service named quire are ignored", names=ignored)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(service, listen_on, data_dir))
+            return runner.run(_serve(service, listen_on, data_dir, rates))
     except CannotStart as error:
         return _refuse([str(error)], Exit.FAILED)
+    finally:
+        rates.say()
 
 
 def refuse_settings(error: ConfigInvalid) -> int:
@@ -130,7 +136,7 @@ def _refuse(sentences: Sequence[str], code: int) -> int:
     return code
 
 
-async def _serve(make: Callable[[], Service], listen_on: str, data_dir: Path) -> int:
+async def _serve(make: Callable[[], Service], listen_on: str, data_dir: Path, rates: LineRates) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -153,8 +159,10 @@ async def _serve(make: Callable[[], Service], listen_on: str, data_dir: Path) ->
     collector.start()
     turns.start(lambda: service.is_ready, collector.look)
     print(f"quire: {service.title} listens on {listen_on}", flush=True)
+    saying = asyncio.create_task(rates.say_forever(), name="lines that were left out")
     await _first_of(stop, service.ended)
     log.info("stopping")
+    saying.cancel()
     turns.stop()
     collector.stop()
     await service.leave()

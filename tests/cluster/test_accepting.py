@@ -88,7 +88,6 @@ def test_who_comes_while_no_descriptor_is_left_waits_until_one_is(
     new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "ACCEPT_PAUSE_S", 0.01)
-    monkeypatch.setattr(listener.rate_limited, "interval_s", 0.0)
 
     async def test() -> None:
         async with AsyncExitStack() as stack:

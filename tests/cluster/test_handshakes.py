@@ -14,7 +14,6 @@ from aiohttp import ClientSession, web
 
 from quire.cluster.access.tls import Tls
 from quire.cluster.http import handshakes
-from quire.cluster.http.admission import connections
 from quire.cluster.http.admission.client_hello import HELLO_BYTES, dialled_name
 from quire.cluster.http.admission.connections import Connection, ConnectionLimit, Place
 from quire.cluster.http.handshakes import HANDSHAKES_IN_TURN, USE_TLS
@@ -30,7 +29,7 @@ from tests.cluster.tls_server import (
     OWN,
     NewLoop,
     answer_to,
-    journal_of,
+    journal,
     on_both_loops,
     run,
     tls_server,
@@ -257,7 +256,7 @@ def test_a_caller_that_does_not_get_on_is_cut_off_and_the_journal_says_why(
     monkeypatch.setattr(handshakes, "HANDSHAKE_TIMEOUT_S", 0.2)
 
     async def test() -> None:
-        async with tls_server(authority.tls()) as server, journal_of(handshakes.rate_limited) as entries:
+        async with tls_server(authority.tls()) as server, journal() as entries:
             with server.silent() as caller:
                 caller.sendall(sent)
                 await received(caller)
@@ -278,7 +277,7 @@ def test_plain_http_on_the_tls_port_is_told_what_to_use(new_loop: NewLoop, autho
     async def test() -> None:
         async with (
             tls_server(authority.tls()) as server,
-            journal_of(handshakes.rate_limited) as entries,
+            journal() as entries,
             ClientSession() as session,
             session.post(f"http://{HOST}:{server.port}/", data=io.BytesIO(bytes(body))) as answer,
         ):
@@ -328,7 +327,7 @@ def test_a_tls_client_on_a_plain_port_is_logged_with_the_flags_that_are_missing(
     new_loop: NewLoop, authority: Issuer
 ) -> None:
     async def test() -> None:
-        async with tls_server(None) as server, journal_of(connections.rate_limited) as entries:
+        async with tls_server(None) as server, journal() as entries:
             with pytest.raises(ssl.SSLError):
                 await server.call(trusting(authority))
             await until(lambda: not len(server.connections))
@@ -398,7 +397,7 @@ def test_a_handshake_that_fails_is_one_line_in_the_journal_and_nothing_is_served
     new_loop: NewLoop, authority: Issuer, foreign: Issuer, case: str, why: str
 ) -> None:
     async def test() -> None:
-        async with tls_server(authority.tls()) as server, journal_of(handshakes.rate_limited) as entries:
+        async with tls_server(authority.tls()) as server, journal() as entries:
             context, name = refused(case, authority, foreign)
 
             def call() -> None:  # Not by asyncio, which sends no alert when it refuses a server's certificate.

@@ -6,13 +6,12 @@ from typing import Any
 import orjson
 import pytest
 import pytest_asyncio
-import structlog
 from aiohttp import WSMsgType
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from quire.cluster.http import app
-from quire.cluster.http.request import FORWARDED, REQUEST_ID_CHARACTERS, RateLimitedLog
+from quire.cluster.http.request import FORWARDED, REQUEST_ID_CHARACTERS
 from quire.cluster.request_id import REQUEST_ID
 from quire.log import pack
 from tests.cluster.running import RunningCluster, running_cluster
@@ -30,12 +29,6 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Ru
     machine = "tests.cluster.machines:Notes"
     async with running_cluster(tmp_path_factory.mktemp("request_ids"), machine=machine) as running:
         yield running
-
-
-@pytest.fixture(autouse=True)
-def _nothing_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fresh log, so that one test's warnings do not suppress another's."""
-    monkeypatch.setattr(app, "rate_limited", RateLimitedLog(structlog.get_logger(app.__name__)))
 
 
 def commands(*values: Any) -> bytes:
@@ -113,22 +106,6 @@ async def test_a_slow_request_is_logged_but_one_that_waits_on_purpose_is_not(
     [line] = [line for line in lines if line["event"] == "slow request"]
     assert (line["request_id"], line["path"], line["status"]) == ("slow-1", "/status", 200)
     assert line["took_s"] >= 0
-
-
-async def test_a_warning_of_a_kind_is_logged_once_per_interval_with_the_number_dropped() -> None:
-    limited, unlimited = RateLimitedLog(structlog.get_logger(), 3600), RateLimitedLog(structlog.get_logger(), 0)
-    with capture_logs() as lines:
-        for number in range(3):
-            limited.warning("one", number=number)
-            limited.warning("other", number=number)
-            unlimited.warning("each", number=number)
-        limited.interval_s = 0
-        limited.warning("one", number=3)
-
-    told = [(line["event"], line["number"], line.get("kept_back")) for line in lines]
-    assert [line for line in told if line[0] == "one"] == [("one", 0, None), ("one", 3, 2)]
-    assert [line for line in told if line[0] == "other"] == [("other", 0, None)]
-    assert [line for line in told if line[0] == "each"] == [("each", 0, None), ("each", 1, None), ("each", 2, None)]
 
 
 @EVERYWHERE

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import structlog
 
-from quire.cluster.serve.journal import configure_logging
+from quire.cluster.serve.journal import KINDS_LIMIT, configure_logging
 from quire.cluster.serve.standard_streams import QUEUED_BYTES, QUEUED_LINES, OutputQueue
 
 DEADLINE_S = 30.0
@@ -194,8 +194,8 @@ def test_the_journal_and_the_standard_logging_write_to_the_queue_and_the_notice_
         assert [json.loads(line)["event"] for line in pipe.read_until(b"\n").splitlines()][:1] == ["first"]
         pipe.settle()
         pipe.fill()
-        for _ in range(QUEUED_LINES):
-            structlog.get_logger().info("more")
+        for number in range(QUEUED_LINES):
+            structlog.get_logger().info(f"more of kind {number % KINDS_LIMIT}")
         said = _read_to_notice(pipe)
     finally:
         structlog.reset_defaults()

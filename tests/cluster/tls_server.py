@@ -132,12 +132,9 @@ async def tls_server(tls: Tls | None, reserve: int = 256) -> AsyncGenerator[TlsS
 
 
 @asynccontextmanager
-async def journal_of(*logs: Any) -> AsyncGenerator[list[Any]]:
-    """What these rate-limited logs say, none of it kept back."""
-    with pytest.MonkeyPatch.context() as patch, structlog.testing.capture_logs() as entries:
-        for log in logs:
-            patch.setattr(log, "interval_s", 0.0)
-            log._logged_at.clear()
+async def journal() -> AsyncGenerator[list[Any]]:
+    """The lines that are logged."""
+    with structlog.testing.capture_logs() as entries:
         yield entries
 
 

@@ -6,7 +6,9 @@ import http.client
 import json
 import shutil
 import signal
+import socket
 import subprocess
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from quire.cluster.serve.journal import BURST_LINES, BURST_PER_SECOND
 from tests.ports import HOST, free_port
 from tests.processes.cluster import QUIRE, Clusters, environment, run_quire
 from tests.processes.data_files import read_mark
@@ -90,6 +93,23 @@ def test_a_kill_loses_nothing_acknowledged(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         assert server.call("GET", "/index_bounds")[1] == {"lowest_index": 0, "highest_index": 50}
         assert server.call("GET", "/records/49") == (200, {"n": 49})
+
+
+def test_a_stranger_s_garbage_fills_no_journal_and_what_was_left_out_is_counted_at_the_end(tmp_path: Path) -> None:
+    strangers, began = 200, time.monotonic()
+    with serving(tmp_path, "--log-format", "json") as server:
+        for _ in range(strangers):
+            with socket.create_connection((HOST, server.port), START_S) as caller:
+                caller.sendall(b"\0\r\n\r\n")
+                assert b" 400 " in caller.recv(4096)
+        assert server.end(signal.SIGTERM) == 0
+        assert server.process.stderr is not None
+        lines = [json.loads(line) for line in server.process.stderr]
+
+    written = [line for line in lines if line["event"] == "not HTTP"]
+    left_out = sum(line.get("left_out", 0) + line.get("kinds", {}).get("not HTTP", 0) for line in lines)
+    assert len(written) <= BURST_LINES + (time.monotonic() - began) * BURST_PER_SECOND
+    assert len(written) + left_out == strangers
 
 
 def peak_mib(process: int) -> int:

@@ -19,10 +19,10 @@ from aiohttp.typedefs import Handler
 
 from quire.replication.net.sockets import end_all
 
-from ...access.audit import Audit
+from ...access.audit import Audit, Call
 from ...access.credentials import LOOK_S, Credentials
 from ...access.roles import Role
-from ...access.tokens import PREFIX, TOKEN_TEXT, Token
+from ...access.tokens import PREFIX, TOKEN_TEXT, Token, digits_of
 from ...errors import Forbidden, HostRefused, Malformed, OriginRefused, SessionOwned, Unauthorized
 from ..request import REQUEST_ID_KEY, waits_on_purpose
 from .connections import peer_of
@@ -59,6 +59,25 @@ CALLER = web.RequestKey("caller", Caller)
 ANY_CALLER = Caller(None, Role.ADMIN)
 ADMITTED = web.RequestKey("admitted", bool)
 """Whether the caller may send the request."""
+REFUSED_TOKEN = web.RequestKey("refused token", str)
+"""The first digits of its SHA-256."""
+STREAM_ENDED = web.RequestKey("stream ended", bool)
+
+
+class Noted(NamedTuple):
+    """What the audit log says of an operator's call: what it is about, what it does, if only its first is logged."""
+
+    subject: str
+    action: str
+    once: bool
+
+
+NOTED = web.RequestKey("noted", Noted)
+
+
+def note_call(request: web.Request, subject: str, action: str = "", *, once: bool = False) -> None:
+    """Have the audit log say what an operator's call is about, and log it even if its route is for others, too."""
+    request[NOTED] = Noted(subject, action, once)
 
 
 def caller_of(request: web.Request) -> Caller:
@@ -136,7 +155,7 @@ class Authorization:
             request[CALLER] = caller = self._known(request)
             if caller.role < needed:
                 raise Forbidden(caller.role.word, needed.word)
-            self._audit.used(caller.name or ANYBODY, _address(request), _what(request), request[REQUEST_ID_KEY])
+            self._audit.used(_call_of(request, caller.token))
         request[ADMITTED] = True
 
     def _admit_peer(self, request: web.Request) -> None:
@@ -155,6 +174,9 @@ class Authorization:
             raise Unauthorized(self._title, why, shown=False)
         scheme, _, text = header.partition(" ")
         token = tokens.find(text.strip()) if scheme.lower() == SCHEME else None
+        digits = digits_of(text.strip())
+        if digits is not None:
+            request[REFUSED_TOKEN] = digits
         if token is None:
             why = "does not know the token; check that its token file has it (`quire token list`)"
             raise Unauthorized(self._title, why, shown=True)
@@ -168,7 +190,19 @@ class Authorization:
         caller = caller_of(request)
         if caller.token is None or self.credentials.tokens is None:
             return True
-        return self.credentials.tokens.has(caller.token) and not caller.token.is_expired(time.time())
+        return self.credentials.tokens.current(caller.token) is not None and not caller.token.is_expired(time.time())
+
+    def may_continue(self, request: web.Request) -> bool:
+        """As `is_allowed`, for a stream. The audit log says when its token becomes an old one, and when it ends."""
+        token, tokens, is_allowed = caller_of(request).token, self.credentials.tokens, self.is_allowed(request)
+        if token is None or tokens is None:
+            return is_allowed
+        if is_allowed:
+            self._audit.used(_call_of(request, tokens.current(token)))
+        elif STREAM_ENDED not in request:
+            request[STREAM_ENDED] = True
+            self._audit.ended(_call_of(request, token), token.digits)
+        return is_allowed
 
     def check_again(self, request: web.Request, response: web.StreamResponse) -> None:
         """Check, before a read that has waited is answered, that its token is still one. Raises Unauthorized.
@@ -183,15 +217,20 @@ class Authorization:
 
     def answered(self, request: web.Request, response: web.StreamResponse) -> None:
         """Note the answer to an operator's call. A call that was refused is noted as that."""
-        if ADMITTED in request and self.role_of(request) is Role.ADMIN:
-            who = caller_of(request).name or ANYBODY
-            self._audit.called(who, _address(request), _what(request), response.status, request[REQUEST_ID_KEY])
+        noted = request.get(NOTED)
+        if ADMITTED in request and (noted is not None or self.role_of(request) is Role.ADMIN):
+            call = _call_of(request, caller_of(request).token)
+            self._audit.called(call, response.status, once=noted is not None and noted.once)
 
     def refused(self, request: web.Request, error: Exception, name: str) -> None:
         """Note a refusal; `name` is the problem's."""
         if isinstance(error, Refusal):
-            who = caller_of(request).name or NOBODY
-            self._audit.refused(who, _address(request), _what(request), name, request[REQUEST_ID_KEY])
+            token = caller_of(request).token
+            digits = request.get(REFUSED_TOKEN) if token is None else token.digits
+            self._audit.refused(
+                _call_of(request, token, NOBODY), name, digits if isinstance(error, Unauthorized) else None
+            )
+            request.pop(ADMITTED, None)
 
 
 def _has_token(request: web.Request) -> bool:
@@ -200,10 +239,11 @@ def _has_token(request: web.Request) -> bool:
     return is_named or (PREFIX in request.raw_path and TOKEN_TEXT.search(request.raw_path) is not None)
 
 
-def _what(request: web.Request) -> str:
+def _call_of(request: web.Request, token: Token | None, unnamed: str = ANYBODY) -> Call:
+    """The request for the audit log. What it is about is left out if a stranger chose it."""
     resource = request.match_info.route.resource
-    return f"{request.method} {'an unknown path' if resource is None else resource.canonical}"
-
-
-def _address(request: web.Request) -> str:
-    return request.remote or ""
+    what = f"{request.method} {'an unknown path' if resource is None else resource.canonical}"
+    who = unnamed if token is None else token.label
+    noted = request.get(NOTED) or Noted(", ".join(request.match_info.values()), "", once=False)
+    subject = "" if who == NOBODY else noted.subject
+    return Call(who, request.remote or "", what, request[REQUEST_ID_KEY], subject, noted.action)

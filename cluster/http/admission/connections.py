@@ -33,7 +33,7 @@ from quire.replication.net.sockets import drop_frames
 from ...access.tls import Certificate, Tls, expiry_of, node_in
 from ...errors import Malformed
 from ..problems import problem_of
-from ..request import RateLimitedLog, identify, waits_on_purpose
+from ..request import identify, waits_on_purpose
 from .addresses import share_of
 from .reading import ReadingTurns
 
@@ -47,7 +47,7 @@ REASON_LENGTH = 120  # Characters of the parser's message, in the problem and th
 
 TLS_HELLO = "Received HTTPS traffic"  # How aiohttp's parser begins its complaint about one.
 
-rate_limited = RateLimitedLog(structlog.get_logger(__name__))
+log = structlog.get_logger(__name__)
 
 
 @dataclass(eq=False, slots=True)
@@ -265,9 +265,9 @@ class Connection(RequestHandler):
         peer = host_of(request.remote or "")
         if exc.message.startswith(TLS_HELLO):
             reason = "this is TLS, and the node speaks plain HTTP"
-            rate_limited.warning("a TLS client on the plain port", peer=peer, fix=GIVE_CERTIFICATE)
+            log.warning("a TLS client on the plain port", peer=peer, fix=GIVE_CERTIFICATE)
         else:
-            rate_limited.warning("not HTTP", why=reason, peer=peer)
+            log.warning("not HTTP", why=reason, peer=peer)
         refused = problem_of(Malformed(f"this cannot be read as HTTP: {reason}"), request_id)
         response = _ToNoRequest(body=refused.body, status=refused.status, headers=refused.headers)
         response.force_close()

@@ -78,7 +78,7 @@ async def commands_stream(request: web.Request) -> web.StreamResponse:
     if "Upgrade" in request.headers and not socket.can_prepare(request):
         await socket.prepare(request)  # It raises an error that says what is wrong with the handshake.
     admission = request.app[ADMISSION]
-    origin, is_allowed = admission.origin_of(request), partial(admission.authorization.is_allowed, request)
+    origin, is_allowed = admission.origin_of(request), partial(admission.authorization.may_continue, request)
     if not node.leadership.is_leader:
         with api.streams.slot(origin, is_allowed) as slot:
             return await api.leader.carry(request, socket, slot)

@@ -70,7 +70,7 @@ class _NodeCollector(Collector):
         )
         longest.add_metric([self._turns.longest.what], self._turns.longest.cpu_s)
         yield longest
-        text = "Lines for stderr and stdout that were dropped, usually because nothing read them"
+        text = "Lines for stderr and stdout that were dropped: too many of a kind, or nothing read them"
         yield CounterMetricFamily("quire_journal_dropped", text, value=self._dropped_lines())
         for gauge in self._gauges:
             yield GaugeMetricFamily(gauge.name, gauge.text, value=gauge.value())

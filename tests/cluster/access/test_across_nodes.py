@@ -15,6 +15,7 @@ from quire.cluster.access.tls import TlsFiles, load_client_tls, load_tls
 from quire.cluster.access.tokens import add_token, read_tokens
 from quire.cluster.http.api import API
 from quire.cluster.node.views.status import node_status
+from quire.cluster.serve.journal import LineRates
 from quire.replication.net.hello import PeerInfo, PeerRefused, dial
 from quire.replication.net.sockets import peer_session
 from quire.replication.net.trust import Trust
@@ -37,7 +38,7 @@ async def locked(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Loc
 
 @pytest.fixture
 async def lines() -> AsyncGenerator[Lines]:
-    with capture_logs() as lines:
+    with capture_logs(processors=[LineRates()]) as lines:
         yield lines
 
 

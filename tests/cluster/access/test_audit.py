@@ -2,40 +2,72 @@
 
 from structlog.testing import capture_logs
 
-from quire.cluster.access.audit import MAX_KNOWN, REFUSALS_IN_SECOND, Audit
+from quire.cluster.access.audit import LINES_PER_SECOND, MAX_KNOWN, SUBJECT_CHARACTERS, Audit, Call
+from quire.cluster.serve.journal import LineRates
+
+NOW = 17.0
+BY_STRANGER = Call("nobody", "10.0.0.9", "GET /status", "x")
+BY_APP = Call("app", "10.0.0.1", "POST /commands", "x")
 
 
 def test_equal_refusals_are_one_line_in_a_second_and_counted() -> None:
-    with capture_logs() as lines:
+    now = [NOW]
+    with capture_logs(processors=[LineRates(lambda: now[0])]) as lines:
         audit = Audit()
-        for _ in range(1000):
-            audit.refused("nobody", "10.0.0.9", "GET /status", "unauthorized", "x")
-        audit.refused("nobody", "10.0.0.8", "GET /status", "unauthorized", "y")
+        for number in range(1000):
+            audit.refused(BY_STRANGER._replace(request_id=str(number)), "unauthorized", "0123456789ab")
+        audit.refused(BY_STRANGER, "unauthorized", "another")
+        now[0] += 1
+        audit.refused(BY_STRANGER, "unauthorized", "0123456789ab")
 
-    refused = [line["address"] for line in lines]
-    assert {"10.0.0.9", "10.0.0.8"} == set(refused)
-    assert len(refused) <= 1 + 2, "1,000 calls may fall into two or three seconds"
-    assert sum(line.get("left_out", 0) for line in lines) == 1001 - len(refused)
+    assert [(line["token"], line.get("left_out")) for line in lines] == [
+        ("0123456789ab", None),
+        ("another", 999),
+        ("0123456789ab", None),
+    ]
 
 
 def test_unequal_refusals_have_a_limit_in_all() -> None:
-    with capture_logs() as lines:
+    with capture_logs(processors=[LineRates(lambda: NOW)]) as lines:
         audit = Audit()
-        for number in range(10 * REFUSALS_IN_SECOND):
-            audit.refused("nobody", f"10.0.{number // 256}.{number % 256}", "GET /status", "unauthorized", "x")
+        for number in range(10 * LINES_PER_SECOND):
+            audit.refused(BY_STRANGER._replace(address=f"10.0.{number // 256}.{number % 256}"), "unauthorized", None)
 
-    assert REFUSALS_IN_SECOND <= len(lines) <= 3 * REFUSALS_IN_SECOND
+    assert len(lines) == LINES_PER_SECOND
+
+
+def test_a_token_that_comes_from_ever_new_addresses_fills_no_journal_and_hides_no_refusal() -> None:
+    rates = LineRates(lambda: NOW)
+    with capture_logs(processors=[rates]) as lines:
+        audit = Audit()
+        for number in range(3_000):
+            audit.used(BY_APP._replace(address=f"fd00::{number:x}"))
+        audit.refused(BY_STRANGER, "unauthorized", None)
+        audit.called(BY_APP._replace(who="admin"), 200)
+        rates.say()
+
+    assert [line["event"] for line in lines].count("token used from a new address") == LINES_PER_SECOND
+    assert [line["event"] for line in lines[-3:-1]] == ["refused", "admin call"]
+    assert lines[-1]["kinds"] == {"quire.audit token used from a new address": 3_000 - LINES_PER_SECOND}
 
 
 def test_a_token_is_told_of_once_from_each_address_and_forgotten_when_others_come() -> None:
     with capture_logs() as lines:
         audit = Audit()
         for address in ("a", "b", "a"):
-            audit.used("app", address, "POST /commands", "x")
+            audit.used(BY_APP._replace(address=address))
         assert [line["address"] for line in lines] == ["a", "b"]
         for number in range(MAX_KNOWN):
-            audit.used("app", str(number), "POST /commands", "x")
+            audit.used(BY_APP._replace(address=str(number)))
         lines.clear()
-        audit.used("app", "a", "POST /commands", "x")
+        audit.used(BY_APP._replace(address="a"))
 
     assert [line["address"] for line in lines] == ["a"]
+
+
+def test_what_a_call_is_about_is_cut_off_at_its_limit() -> None:
+    with capture_logs() as lines:
+        Audit().called(BY_APP._replace(subject="s" * SUBJECT_CHARACTERS), 200)
+        Audit().called(BY_APP._replace(subject="s" * (SUBJECT_CHARACTERS + 1)), 200)
+
+    assert [line["subject"] for line in lines] == ["s" * SUBJECT_CHARACTERS] * 2

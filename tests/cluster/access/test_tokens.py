@@ -222,13 +222,13 @@ def test_a_renewed_token_and_the_new_one_have_the_same_name_until_the_old_one_is
         ("app", "app", Role.WRITE, AT + 60),
     ]
     assert (both.by_name("app"), both.by_name("app+old")) == (new, old)
-    assert both.has(admitted)
+    assert both.current(admitted)
     with pytest.raises(TokensRefused, match=r"has app\+old already; .* run `quire token revoke app\+old --file"):
         renew_token(file, "app", None)
 
     revoke_token(file, "app+old")
     assert read_tokens(file).tokens == (new,)
-    assert not read_tokens(file).has(admitted)
+    assert not read_tokens(file).current(admitted)
 
 
 def test_a_name_that_is_revoked_keeps_no_token(tmp_path: Path) -> None:
@@ -256,8 +256,8 @@ def test_what_is_not_in_the_file_cannot_be_renewed(tmp_path: Path, name: str) ->
 def test_a_token_whose_line_was_changed_is_not_the_one_that_was_admitted(tmp_path: Path, changed: str) -> None:
     file = written(tmp_path, f"app:{DIGEST}:write:never\n")
     (admitted,) = read_tokens(file).tokens
-    assert read_tokens(file).has(admitted)
-    assert not read_tokens(written(tmp_path, changed.format(DIGEST) + "\n")).has(admitted)
+    assert read_tokens(file).current(admitted)
+    assert not read_tokens(written(tmp_path, changed.format(DIGEST) + "\n")).current(admitted)
 
 
 def test_revoking_the_last_token_leaves_a_file_that_admits_nobody(tmp_path: Path) -> None:
