@@ -6,6 +6,7 @@ from aiohttp import web
 
 from ...compaction.retention import shown
 from ...errors import Malformed
+from ..admission.authorization import note_call
 from ..api import API
 from ..bodies import answer, decode_document, read_body
 from ..request import parameters_of
@@ -26,6 +27,7 @@ async def post_transfer(request: web.Request) -> web.StreamResponse:
     target: str | None = _field_of(request, body, "target", str)
     if target is not None and target not in (members := node.addresses.all()):
         raise Malformed(f"target {target[:40]!r} is not one of the members ({', '.join(members)})")
+    note_call(request, target or "")
     forwarded = await api.leader.forward(request, body, writes=False)
     if forwarded is not None:
         return forwarded

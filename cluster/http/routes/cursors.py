@@ -13,6 +13,7 @@ from quire.sm import CURSOR_NAME_BYTES, TOKEN_BYTES, Cursor, CursorRow
 
 from ...errors import Malformed
 from ...node.components import Components
+from ..admission.authorization import note_call
 from ..api import API
 from ..bodies import answer, decode_document, read_body
 from ..request import HISTORY, INDEX_HIGHEST, integer_of, parameters_of
@@ -40,6 +41,7 @@ async def put_cursor(request: web.Request) -> web.StreamResponse:
     parameters_of(request)
     name, body = _name_of(request), await read_body(request, BODY_BYTES)
     row = _row_of(name, decode_document(request, body))
+    _note(request, row)
     forwarded = await api.leader.forward(request, body, writes=True)
     if forwarded is not None:
         return forwarded
@@ -89,11 +91,22 @@ async def delete_cursor(request: web.Request) -> web.StreamResponse:
     api = request.app[API]
     parameters_of(request)
     name = _name_of(request)
+    note_call(request, name)
     forwarded = await api.leader.forward(request, None, writes=True)
     if forwarded is not None:
         return forwarded
     index = await api.node.components.cursors.delete(name, api.node.config.request_timeout_ms)
     return answer(request, {"name": name, "index": index})
+
+
+def _note(request: web.Request, row: CursorRow) -> None:
+    """Have the audit log tell who moves a cursor past its consumer: all but the commits of the one that holds it."""
+    if row.rewind:
+        note_call(request, row.name, f"rewind to {row.index}")
+    elif row.take:
+        note_call(request, row.name, "take")
+    elif row.token is None:
+        note_call(request, row.name, "set", once=True)  # A reader without a token commits like this, often.
 
 
 async def _document(components: Components, name: str, cursor: Cursor) -> dict[str, object]:

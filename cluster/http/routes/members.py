@@ -15,6 +15,7 @@ from ...errors import Malformed, NodeUnknown, NoLeader, NotLeader
 from ...node.components import NodeView
 from ...node.membership import Changes, OwnRowLeft
 from ...node.views.members import members_document
+from ..admission.authorization import note_call
 from ..api import API
 from ..bodies import answer, decode_document, read_body
 from ..problems import ANSWERS, TYPE_PREFIX
@@ -57,6 +58,7 @@ async def post_members(request: web.Request) -> web.StreamResponse:
     parameters_of(request)
     body = await read_body(request, BODY_BYTES)
     addresses, observers = _new_members(decode_document(request, body))
+    note_call(request, ", ".join(addresses), "observers" if observers else "voters")
     done = await _on_leader(request, body, lambda changes: changes.add(addresses, observers=observers))
     return done if isinstance(done, web.StreamResponse) else answer(request, {"members": addresses, "changes": done})
 
@@ -78,15 +80,19 @@ async def patch_member(request: web.Request) -> web.StreamResponse:
         raise NodeUnknown(node_id, list(node.addresses.all()))
     match document:
         case {"drained": bool(drained)}:
+            note_call(request, node_id, "drain" if drained else "end of the drain")
             if node_id != node.config.node:
                 return await api.members.pass_on(request, node_id, body)
             node.leadership.drain(drained=drained)
             return answer(request, {"node_id": node_id, "drained": drained})
         case {"role": "voter"}:
+            note_call(request, node_id, "voter")
             return await _changed(request, node_id, body, lambda changes: changes.promote(node_id))
         case {"role": "observer"}:
+            note_call(request, node_id, "observer")
             return await _changed(request, node_id, body, lambda changes: changes.demote(node_id))
         case {"address": str(address)} if is_address(address):
+            note_call(request, node_id, f"address {address}")
             return await _changed(request, node_id, body, lambda changes: changes.move(node_id, address))
         case _:
             raise Malformed(f"the body is {PATCHES}")

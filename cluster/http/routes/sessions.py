@@ -21,7 +21,7 @@ from ...errors import (
     SessionUnknown,
 )
 from ...node.writing import FutureWaiter
-from ..admission.authorization import caller_of
+from ..admission.authorization import caller_of, note_call
 from ..api import API
 from ..bodies import answer, decode_document, read_body
 from ..request import integer_of, parameters_of, parse_integer
@@ -161,4 +161,8 @@ async def delete_session(request: web.Request) -> web.StreamResponse:
 def _closer(request: web.Request) -> str | None:
     """The owner whose sessions the caller may close; None if it may close all."""
     caller = caller_of(request)
-    return None if caller.role >= Role.ADMIN else caller.name
+    if caller.role < Role.ADMIN:
+        return caller.name
+    if caller.name is not None:
+        note_call(request, request.match_info.get("session", ""))
+    return None

@@ -3,6 +3,7 @@
 from aiohttp import web
 
 from ...errors import StateUnavailable
+from ..admission.authorization import note_call
 from ..api import API
 from ..bodies import OCTETS
 from ..request import parameters_of, parse_integer
@@ -27,6 +28,7 @@ async def get_snapshot(request: web.Request) -> web.Response:
 async def get_chunk(request: web.Request) -> web.Response:
     """A chunk of this node's snapshot at an index, by number from 0. The snapshot is kept for a minute."""
     parameters_of(request)
+    note_call(request, request.match_info["index"], once=True)  # Not of each chunk.
     reads = request.app[API].node.components.compaction.reads
     number = parse_integer(request.match_info["chunk"], "the chunk")
     return _octets(await reads.chunk(_index_of(request), number))
