@@ -13,10 +13,9 @@ import structlog
 
 from quire.replication import next_tick
 
-from .envelope import NotAdmitted, decode, encode
+from .envelope import MAX_LOG_LENGTH, NotAdmitted, decode, encode
 from .syncobj import Raft, RaftStatus, RaftTimes
 
-MAX_LOG_LENGTH = 10_000  # One no-op an election. Above it PySyncObj is rebuilt, which costs one election.
 REBUILD_PAUSE_S = 1.0
 
 log = structlog.get_logger(__name__)
@@ -60,10 +59,12 @@ class Control:
         send: Callable[[str, bytes], None],
         nominate: Callable[[bool], None],
         may_lead: Callable[[], bool],
+        refused: Callable[[], None] = lambda: None,
     ) -> None:
         """`send` gets the messages to peers, `nominate` each change of the nomination.
 
-        While `may_lead` is false the node sends nothing, so that another one is elected.
+        While `may_lead` is false the node sends nothing, so that another one is elected. `refused` is called for each
+        message of a peer that is dropped.
         """
         self.nominated = False
         self._node_id = node_id
@@ -72,6 +73,7 @@ class Control:
         self._send = send
         self._nominate = nominate
         self._may_lead = may_lead
+        self._refused = refused
         self._connected: set[str] = set()
         self._raft: Raft | None = None
         self._is_spoilt = False
@@ -115,19 +117,18 @@ class Control:
             self._guarded(lambda raft: raft.disconnected(node_id))
 
     def receive(self, node_id: str, data: bytes) -> None:
-        """Take a message of another voter's control plane; an invalid one is dropped."""
+        """Take a message of another voter's control plane; an invalid one is dropped and counted."""
         if node_id not in self._others:
             return
         try:
             message = decode(data)
+            if self._raft is not None:
+                self._raft.received(node_id, message)
         except NotAdmitted as error:
+            self._refused()
             log.warning("a message to the control plane was dropped", peer=node_id, why=str(error))
-            return
-        if self._raft is None:
-            return
-        try:
-            self._raft.received(node_id, message)
         except Exception as error:  # noqa: BLE001  # Whatever it is, it is the peer's doing, and no fault to trace here.
+            self._refused()
             log.warning("a message made PySyncObj fail, which is rebuilt", peer=node_id, why=repr(error))
             self._drop()
 

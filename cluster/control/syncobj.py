@@ -12,7 +12,7 @@ from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
-from .envelope import MAX_NO_OPS
+from .envelope import MAX_NO_OPS, NotAdmitted
 
 LEADER = 2  # PySyncObj's raft state
 NEVER_S = 1e9
@@ -104,8 +104,21 @@ class Raft:
         self._transport.disconnected(self._nodes[node_id])
 
     def received(self, node_id: str, message: Mapping[str, object]) -> None:
-        """Take a message from a node."""
+        """Take a message from a node.
+
+        Raises:
+            NotAdmitted: it answers a leader with an index that is not in its log; nothing was done.
+        """
+        if message["type"] == "next_node_idx":
+            self._check_next_index(message["next_node_idx"])
         self._transport.received(self._nodes[node_id], message)
+
+    def _check_next_index(self, next_index: object) -> None:
+        # Its pings begin at the next index of each peer, and fail where it has no entry before that.
+        status = self.status()
+        following = status.log_length + 1
+        if status.leads and not (isinstance(next_index, int) and 2 <= next_index <= following):
+            raise NotAdmitted(f"the next index is {next_index!r:.40}, and is from 2 to {following}")
 
     def tick(self) -> None:
         """Do what is due: elections, pings."""

@@ -61,6 +61,8 @@ class Leadership:
         self.role = actions.RoleChanged(NodeRole.FORMING, 0, None, False, "")
         self.history: deque[Change] = deque(maxlen=HISTORY_LENGTH)
         self.changes = 0
+        self.refused_nominations = 0
+        """Messages to the control plane that were dropped."""
         self._led_by: str | None = None
         self._heartbeat_s = heartbeat_s
         self._election_timeout_s = election_timeout_s
@@ -120,10 +122,14 @@ class Leadership:
                 lambda node_id, data: replica.network.send(node_id, ControlMessage(data)),
                 self._nominate,
                 lambda: replica.core.disk_answers,
+                self._control_refused,
             )
             for node_id in replica.core.status().links:
                 self._control.peer_linked(node_id)
             self._control.start()
+
+    def _control_refused(self) -> None:
+        self.refused_nominations += 1
 
     async def _end(self, control: Control) -> None:
         await control.stop()

@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +12,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from quire.cluster.control import Control
-from quire.cluster.control.envelope import encode
-from quire.cluster.control.syncobj import Raft
+from quire.cluster.control.envelope import MAX_INTEGER, NotAdmitted, decode, encode
+from quire.cluster.control.syncobj import Raft, RaftTimes
 from quire.log import pack
 from tests.control.running import TIMES, planes
+from tests.packed import unpacked
 from tests.replication.loopback import until
 
 UNPICKLED: list[str] = []
@@ -129,7 +131,7 @@ async def test_what_makes_pysyncobj_fail_makes_it_anew_and_nothing_else() -> Non
         await until(lambda: len(plane.candidates) == 1)
         (first,) = plane.candidates
         other = next(node_id for node_id in plane.levels if node_id != first)
-        far = encode({"type": "next_node_idx", "next_node_idx": 1 << 50, "reset": True, "success": True})
+        far = pack([4, 1 << 50, True, True])
 
         plane.controls[first].receive(other, far)
         plane.controls[first].receive("n9", far)
@@ -139,7 +141,7 @@ async def test_what_makes_pysyncobj_fail_makes_it_anew_and_nothing_else() -> Non
 
 
 async def test_a_pysyncobj_that_a_message_has_spoilt_is_made_anew_and_no_fault_is_traced() -> None:
-    far = pack([4, 1 << 50, True, True])  # From here on the leader's pings would name an entry that it does not have.
+    last = pack([1, MAX_INTEGER, 1, 0])  # From here on it would campaign in a term that may not be sent.
     with capture_logs() as said:
         async with planes("n1", "n2", "n3") as plane:
             await until(lambda: len(plane.candidates) == 1)
@@ -147,7 +149,7 @@ async def test_a_pysyncobj_that_a_message_has_spoilt_is_made_anew_and_no_fault_i
             other = next(node_id for node_id in plane.levels if plane.controls[node_id] is not control)
             spoilt = control._raft  # pyright: ignore[reportPrivateUsage]
 
-            control.receive(other, far)
+            control.receive(other, last)
 
             await until(lambda: control._raft not in (None, spoilt))  # pyright: ignore[reportPrivateUsage]
             await until(lambda: len(plane.candidates) == 1)
@@ -197,6 +199,57 @@ async def test_whatever_integers_a_peer_sends_the_node_lives() -> None:
                             control.receive(source, pack(row))
             await asyncio.sleep(0)
         assert all(control.status() is None or control.status() for control in plane.controls.values())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_message_of_a_peer_makes_pysyncobj_fail_now_or_later(seed: int) -> None:
+    chance = random.Random(seed)
+    said: list[list[Any]] = []
+    node = Raft("n1", ("n2", "n3"), QUICK, lambda _, message: said.append(unpacked(encode(message))))
+    for other in ("n2", "n3"):
+        node.connected(other)
+    led = taken = 0
+    for _ in range(5_000):
+        node.tick()
+        status = node.status()
+        led += status.leads
+        rows = [*(answer_to(row, chance) for row in said[-3:]), *changed(status.term, status.log_length, chance)]
+        said.clear()
+        for row in chance.sample(rows, 3):
+            try:
+                node.received(chance.choice(("n2", "n3")), decode(pack(row)))
+                taken += 1
+            except NotAdmitted:
+                pass
+        if status.log_length > 200:
+            node.received("n2", decode(pack([3, status.term + 1, 1, 1, 0, []])))  # Its log begins anew.
+
+    assert led > 0
+    assert taken > 0
+
+
+QUICK = RaftTimes(silence_min_s=0.0005, silence_max_s=0.001, ping_s=0.0001, fallback_s=1.0)
+
+
+def answer_to(row: list[Any], chance: random.Random) -> list[Any]:
+    """What a peer answers that takes what it is told, or is far ahead or behind."""
+    if row[0] == 1:
+        return [2, row[1]]
+    following = row[3] + len(row[5]) + 1 if row[0] == 3 else 2
+    return [4, following + chance.choice((0, 0, 0, 1, -1, 300)), chance.random() < 0.5, chance.random() < 0.7]
+
+
+def changed(term: int, length: int, chance: random.Random) -> list[list[Any]]:
+    """Messages that are near those of a peer, most of them with something wrong."""
+    index, later = chance.choice((0, 1, length, length + 1, length + 9, 2**53 - 1)), term + chance.choice((-1, 0, 1))
+    no_ops = [[length + place + chance.choice((0, 0, 0, 7)), later] for place in range(1, chance.randrange(1, 4))]
+    return [
+        [1, later, index, chance.choice((0, term))],
+        [2, later],
+        [3, later, index, chance.choice((length, index)), chance.choice((0, term, later)), no_ops],
+        [3, later, 1, length, term, [[index, later]]],
+        [4, index, chance.random() < 0.5, chance.random() < 0.5],
+    ]
 
 
 class Gadget:

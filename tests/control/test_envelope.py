@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.cluster.control.envelope import MAX_INTEGER, MAX_NO_OPS, NO_OP, NotAdmitted, decode, encode
+from quire.cluster.control.envelope import MAX_INDEX, MAX_INTEGER, MAX_NO_OPS, NO_OP, NotAdmitted, decode, encode
 from quire.log import pack
 from quire.replication.net.wire import MAX_CONTROL_BYTES
 
@@ -79,6 +79,19 @@ def test_anything_else_of_pysyncobjs_is_not_sent(message: dict[str, Any]) -> Non
         [3, 1, 1, 1, 1, [[1, 1]] * (MAX_NO_OPS + 1)],
         [3, 1, 1, 1, 1, b"bytes"],
         [4, 1, 0, 1],
+        [4, 0, False, True],
+        [4, MAX_INDEX + 1, False, True],
+        [1, 3, 0, 0],
+        [1, 3, MAX_INDEX + 1, 0],
+        [3, 3, 1, 0, 0, []],
+        [3, 3, MAX_INDEX + 1, 1, 0, []],
+        [3, 3, 1, 8, 2, [[10, 3]]],
+        [3, 3, 1, 8, 2, [[9, 3], [9, 3]]],
+        [3, 3, 1, 8, 2, [[8, 3]]],
+        [3, 3, 1, 8, 2, [[9, 4]]],
+        [3, 3, 1, 8, 2, [[9, 3], [10, 2]]],
+        [3, 3, 1, 8, 4, []],
+        [3, 3, 1, MAX_INDEX, 2, [[MAX_INDEX + 1, 3]]],
     ],
 )
 def test_what_is_no_message_is_not_taken(row: Any) -> None:
@@ -105,6 +118,8 @@ def test_whatever_arrives_is_four_kinds_of_integers_and_flags_or_nothing(value: 
 
 
 def test_as_many_no_ops_as_one_message_may_hold_fit_the_link() -> None:
-    full = {**NO_OPS, "entries": [(NO_OP, MAX_INTEGER, MAX_INTEGER)] * MAX_NO_OPS}
+    first = MAX_INDEX - MAX_NO_OPS + 1
+    entries = [(NO_OP, index, MAX_INTEGER) for index in range(first, MAX_INDEX + 1)]
+    full = {**NO_OPS, "term": MAX_INTEGER, "prevLogIdx": first - 1, "entries": entries}
     assert len(encode(full)) <= MAX_CONTROL_BYTES
     assert decode(encode(full)) == full

@@ -79,7 +79,7 @@ def node_status(node: NodeView) -> dict[str, Any]:
         "links": sorted(status.links),
         "link_failures": dict(replica.network.reports.failures),
         "other_histories": {node: other.history.hex() for node, other in replica.network.reports.histories.items()},
-        "refused_messages": dict(status.refused),
+        "refused_messages": {**status.refused, "nomination": node.leadership.refused_nominations},
         **node.leadership.document(),
         "fitness": fitness_document(status.fitness, node.config.data_dir),
         "alarms": alarms(

@@ -59,7 +59,8 @@ async def read_again(locked: Locked) -> None:
 def listed(locked: Locked, name: str) -> str:
     """The digits that `quire token list` shows."""
     shown = CliRunner().invoke(token_app, ["list", "--file", str(locked.token_file), "--json"]).stdout
-    return next(row["sha256"] for row in map(json.loads, shown.splitlines()) if row["name"] == name)
+    [digits] = [str(row["sha256"]) for row in map(json.loads, shown.splitlines()) if row["name"] == name]
+    return digits
 
 
 def calls(lines: Lines) -> list[tuple[str, str, str, str]]:
