@@ -38,10 +38,10 @@ class Audit:
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, ...], None] = OrderedDict()
 
-    def called(self, call: Call, status: int, *, once: bool = False) -> None:
+    def called(self, call: Call, status: int, *, is_admin: bool, once: bool = False) -> None:
         """An operator's call was answered. With `once`, only the caller's first one from this address is logged."""
         if not once or self._is_new(call.who, call.address, call.what, call.subject, call.action, str(status)):
-            log.info("admin call", **_fields(call), status=status)
+            log.info("admin call" if is_admin else "call", **_fields(call), status=status)
 
     def refused(self, call: Call, why: str, token: str | None) -> None:
         """A request was refused; `why` is the problem's name, `token` the first digits of a refused token's SHA-256."""

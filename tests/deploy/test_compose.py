@@ -132,6 +132,13 @@ def test_every_service_is_confined(name: str) -> None:
     assert ("user" in service) == (name == "setup"), "the images' own users are not root"
 
 
+@pytest.mark.parametrize("name", composed()["services"])
+def test_what_a_service_prints_cannot_fill_the_disk(name: str) -> None:
+    logging = composed()["services"][name]["logging"]
+
+    assert logging == {"driver": "json-file", "options": {"max-size": "20m", "max-file": "5"}}
+
+
 def test_what_needs_the_set_up_s_files_starts_after_it_and_the_set_up_runs_once() -> None:
     services = composed()["services"]
     users = [name for name, service in services.items() if f"access:{ACCESS}:ro" in service["volumes"]]

@@ -217,10 +217,10 @@ class Authorization:
 
     def answered(self, request: web.Request, response: web.StreamResponse) -> None:
         """Note the answer to an operator's call. A call that was refused is noted as that."""
-        noted = request.get(NOTED)
-        if ADMITTED in request and (noted is not None or self.role_of(request) is Role.ADMIN):
-            call = _call_of(request, caller_of(request).token)
-            self._audit.called(call, response.status, once=noted is not None and noted.once)
+        noted, is_admin = request.get(NOTED), self.role_of(request) is Role.ADMIN
+        if ADMITTED in request and (noted is not None or is_admin):
+            call, once = _call_of(request, caller_of(request).token), noted is not None and noted.once
+            self._audit.called(call, response.status, is_admin=is_admin, once=once)
 
     def refused(self, request: web.Request, error: Exception, name: str) -> None:
         """Note a refusal; `name` is the problem's."""

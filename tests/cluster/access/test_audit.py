@@ -43,7 +43,7 @@ def test_a_token_that_comes_from_ever_new_addresses_fills_no_journal_and_hides_n
         for number in range(3_000):
             audit.used(BY_APP._replace(address=f"fd00::{number:x}"))
         audit.refused(BY_STRANGER, "unauthorized", None)
-        audit.called(BY_APP._replace(who="admin"), 200)
+        audit.called(BY_APP._replace(who="admin"), 200, is_admin=True)
         rates.say()
 
     assert [line["event"] for line in lines].count("token used from a new address") == LINES_PER_SECOND
@@ -67,7 +67,7 @@ def test_a_token_is_told_of_once_from_each_address_and_forgotten_when_others_com
 
 def test_what_a_call_is_about_is_cut_off_at_its_limit() -> None:
     with capture_logs() as lines:
-        Audit().called(BY_APP._replace(subject="s" * SUBJECT_CHARACTERS), 200)
-        Audit().called(BY_APP._replace(subject="s" * (SUBJECT_CHARACTERS + 1)), 200)
+        Audit().called(BY_APP._replace(subject="s" * SUBJECT_CHARACTERS), 200, is_admin=False)
+        Audit().called(BY_APP._replace(subject="s" * (SUBJECT_CHARACTERS + 1)), 200, is_admin=False)
 
     assert [line["subject"] for line in lines] == ["s" * SUBJECT_CHARACTERS] * 2

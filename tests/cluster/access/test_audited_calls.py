@@ -68,7 +68,7 @@ def calls(lines: Lines) -> list[tuple[str, str, str, str]]:
     return [
         (line["who"], line["what"], line.get("subject", ""), line.get("action", ""))
         for line in lines
-        if line["event"] == "admin call"
+        if line["event"] in ("admin call", "call")
     ]
 
 
