@@ -43,9 +43,9 @@ class Audit:
         if not once or self._is_new(call.who, call.address, call.what, call.subject, call.action, str(status)):
             log.info("admin call" if is_admin else "call", **_fields(call), status=status)
 
-    def refused(self, call: Call, why: str, token: str | None) -> None:
+    def refused(self, call: Call, why: str, token: str) -> None:
         """A request was refused; `why` is the problem's name, `token` the first digits of a refused token's SHA-256."""
-        shown = {} if token is None else {"token": token}
+        shown = {"token": token} if token else {}
         log.warning("refused", **_fields(call), why=why, **shown)
 
     def used(self, call: Call) -> None:

@@ -176,9 +176,9 @@ def revoke_token(path: Path, name: str) -> None:
                 del change.lines[change.number_of(label)]
 
 
-def digits_of(text: str) -> str | None:
-    """The first digits of the SHA-256 of what has the form of a token; None of other text, which might be guessed."""
-    return _digest_of(text).hex()[:SHOWN_DIGITS] if TOKEN_TEXT.fullmatch(text) else None
+def digits_of(text: str) -> str:
+    """The first digits of the SHA-256 of what has the form of a token; none of other text, which might be guessed."""
+    return _digest_of(text).hex()[:SHOWN_DIGITS] if TOKEN_TEXT.fullmatch(text) else ""
 
 
 def expiry_text(expires_at: float | None) -> str:

@@ -270,8 +270,8 @@ class Applying:
     def report_failure(self) -> None:
         """If the machine answers nothing, refuse everything from now on; the log continues."""
         if (refusal := self.applier.refusal) is not None:
-            what = "the machine has failed" if self.applier.failure is not None else "the state is unproven"
-            journal.error(what, reason=str(refusal))
+            has_failed = self.applier.failure is not None
+            journal.error("the machine has failed" if has_failed else "the state is unproven", reason=str(refusal))
             self._ports.writes.end(str(refusal))
 
     def prove(self) -> None:

@@ -13,6 +13,7 @@ ANY_BUDGET = 125
 WITHOUT_ANY = ("log", "replication/core", "cluster/client")
 PRODUCT = frozenset({"log", "sm", "replication", "cluster", "pipeline"})
 SHIPPED = frozenset({"log", "sm", "replication", "cluster", "pipeline", "src"})
+LEVELS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
 BROAD = frozenset({"Exception", "BaseException"})
 
 # Written apart, so that this module does not find itself.
@@ -97,6 +98,31 @@ def swallowed_errors(tree: Tree) -> Iterator[Finding]:
                 yield Finding(source.path, node.lineno, "catches everything and drops it")
             if isinstance(node, ast.Call) and _name(node.func) == "suppress" and any(map(_is_broad, node.args)):
                 yield Finding(source.path, node.lineno, "catches everything and drops it")
+
+
+def journal_kinds(tree: Tree) -> Iterator[Finding]:
+    """The text of a journal line is its kind, which has a rate: it holds no value, which is in a field."""
+    for source in tree.modules:
+        if source.folder not in PRODUCT or "structlog" not in source.text:
+            continue
+        for node in source.nodes:
+            if isinstance(node, ast.Call) and _is_journal(node.func) and not all(map(_is_text, node.args)):
+                yield Finding(source.path, node.lineno, "a journal line whose text is not a constant; use a field")
+
+
+def _is_journal(function: ast.expr) -> bool:
+    return (
+        isinstance(function, ast.Attribute)
+        and function.attr in LEVELS
+        and isinstance(function.value, ast.Name)
+        and function.value.id in ("log", "journal", "logger")
+    )
+
+
+def _is_text(node: ast.expr) -> bool:
+    if isinstance(node, ast.IfExp):
+        return _is_text(node.body) and _is_text(node.orelse)
+    return isinstance(node, ast.Constant)
 
 
 def stubs(tree: Tree) -> Iterator[Finding]:

@@ -33,6 +33,7 @@ RULES: dict[str, Rule] = {
     "docstrings": code.docstrings,
     "bare asserts": code.bare_asserts,
     "swallowed errors": code.swallowed_errors,
+    "journal kinds": code.journal_kinds,
     "stubs": code.stubs,
     "unfinished": code.unfinished,
     "possessive patterns": code.possessive_patterns,

@@ -60,7 +60,7 @@ ANY_CALLER = Caller(None, Role.ADMIN)
 ADMITTED = web.RequestKey("admitted", bool)
 """Whether the caller may send the request."""
 REFUSED_TOKEN = web.RequestKey("refused token", str)
-"""The first digits of its SHA-256."""
+"""The first digits of its SHA-256; empty if it has not the form of a token."""
 STREAM_ENDED = web.RequestKey("stream ended", bool)
 
 
@@ -174,9 +174,8 @@ class Authorization:
             raise Unauthorized(self._title, why, shown=False)
         scheme, _, text = header.partition(" ")
         token = tokens.find(text.strip()) if scheme.lower() == SCHEME else None
-        digits = digits_of(text.strip())
-        if digits is not None:
-            request[REFUSED_TOKEN] = digits
+        if token is None or token.is_expired(time.time()):
+            request[REFUSED_TOKEN] = digits_of(text.strip())
         if token is None:
             why = "does not know the token; check that its token file has it (`quire token list`)"
             raise Unauthorized(self._title, why, shown=True)
@@ -226,10 +225,9 @@ class Authorization:
         """Note a refusal; `name` is the problem's."""
         if isinstance(error, Refusal):
             token = caller_of(request).token
-            digits = request.get(REFUSED_TOKEN) if token is None else token.digits
-            self._audit.refused(
-                _call_of(request, token, NOBODY), name, digits if isinstance(error, Unauthorized) else None
-            )
+            digits = request.get(REFUSED_TOKEN, "") if token is None else token.digits
+            call = _call_of(request, token, NOBODY)
+            self._audit.refused(call, name, digits if isinstance(error, Unauthorized) else "")
             request.pop(ADMITTED, None)
 
 

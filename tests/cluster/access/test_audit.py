@@ -31,7 +31,7 @@ def test_unequal_refusals_have_a_limit_in_all() -> None:
     with capture_logs(processors=[LineRates(lambda: NOW)]) as lines:
         audit = Audit()
         for number in range(10 * LINES_PER_SECOND):
-            audit.refused(BY_STRANGER._replace(address=f"10.0.{number // 256}.{number % 256}"), "unauthorized", None)
+            audit.refused(BY_STRANGER._replace(address=f"10.0.{number // 256}.{number % 256}"), "unauthorized", "")
 
     assert len(lines) == LINES_PER_SECOND
 
@@ -42,7 +42,7 @@ def test_a_token_that_comes_from_ever_new_addresses_fills_no_journal_and_hides_n
         audit = Audit()
         for number in range(3_000):
             audit.used(BY_APP._replace(address=f"fd00::{number:x}"))
-        audit.refused(BY_STRANGER, "unauthorized", None)
+        audit.refused(BY_STRANGER, "unauthorized", "")
         audit.called(BY_APP._replace(who="admin"), 200, is_admin=True)
         rates.say()
 
