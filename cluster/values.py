@@ -80,9 +80,9 @@ def decode_ndjson(
     return not_empty(values, "line")
 
 
-def decode_json(body: bytes, depth_limit: int) -> object:
+def decode_json(body: bytes, depth_limit: int, containers_limit: int = CONTAINERS_LIMIT) -> object:
     """One JSON value, nested at most `depth_limit` containers deep. Raises as `decode_ndjson`."""
-    _refuse_many_containers(body)
+    _refuse_many_containers(body, containers_limit)
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -158,14 +158,14 @@ class _Counting:
     def _one_more(self) -> None:
         self._count += 1
         if self._count > self._limit:
-            raise _too_many(self._count)
+            raise _too_many(self._count, self._limit)
 
 
 def _refuse_many_containers(text: bytes, limit: int = CONTAINERS_LIMIT) -> None:
     if text.count(b"[") + text.count(b"{") > limit:
         bare = outside_strings(text)
         if (count := bare.count(b"[") + bare.count(b"{")) > limit:
-            raise _too_many(count)
+            raise _too_many(count, limit)
 
 
 def outside_strings(text: bytes) -> bytes:
@@ -173,8 +173,8 @@ def outside_strings(text: bytes) -> bytes:
     return b"".join(text.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
 
 
-def _too_many(count: int) -> LimitExceeded:
-    return LimitExceeded("the number of lists, maps and ext types in the body", count, CONTAINERS_LIMIT)
+def _too_many(count: int, limit: int) -> LimitExceeded:
+    return LimitExceeded("the number of lists, maps and ext types in the body", count, limit)
 
 
 def not_empty(values: list[Each], what: str) -> list[Each]:

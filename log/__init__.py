@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .files import ReadOnlyDirectory as ReadOnlyDirectory
     from .files import Sync as Sync
     from .files import is_exhaustion as is_exhaustion
+    from .files import open_regular as open_regular
     from .flusher import GroupFlusher as GroupFlusher
     from .frames import HEADER_BYTES as HEADER_BYTES
     from .frames import Frame as Frame
@@ -142,7 +143,7 @@ _MODULES = {
         "CONSUMERS FEATURES FITNESS HISTORY MAX_FEATURE_LENGTH MAX_FEATURES MEMBERSHIP SESSION_OWNERS SESSION_TTL "
         "STATE_QUOTA"
     ),
-    "files": "FileDirectory FileStorage ReadOnlyDirectory Sync is_exhaustion",
+    "files": "FileDirectory FileStorage ReadOnlyDirectory Sync is_exhaustion open_regular",
     "flusher": "GroupFlusher",
     "frames": (
         "HEADER_BYTES Frame FrameHeader Kind Tail cut_frames decode_header encode_frame follow walk_frames walk_headers"

@@ -79,6 +79,19 @@ def make_folder(folder: Path) -> None:
     sync_folder(folder.parent)
 
 
+def open_regular(path: str, access: int = os.O_RDONLY) -> int:
+    """Return the descriptor of a regular file that exists, without waiting, as one would for a named pipe's writer.
+
+    Raises:
+        OSError: it cannot be opened, or is something else.
+    """
+    descriptor = os.open(path, access | os.O_CLOEXEC | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is not a regular file", path)
+
+
 class FileStorage:
     """An open file of a file system."""
 
@@ -93,7 +106,7 @@ class FileStorage:
         self._is_synced = False  # Whether it was ever synced: then this program relies on it.
         self._registry = registry
         try:
-            self._descriptor = open_file(path, flags | access)
+            self._descriptor = open_file(path, flags | access) if flags else open_regular(path, access)
         except OSError as error:
             raise _translated(error, path) from error
         if registry is not None:

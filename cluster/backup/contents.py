@@ -10,9 +10,11 @@ from crc32c import crc32c
 
 from quire.log import Tail, UnknownVersion, walk_headers
 from quire.sm import SnapshotDamaged
+from quire.sm.snapshots.manifest import MAX_MANIFEST_BYTES as MAX_SNAPSHOT_MANIFEST_BYTES
 from quire.sm.snapshots.manifest import Manifest as Snapshot
 from quire.sm.snapshots.manifest import decode_manifest as decode_snapshot
 
+from ..data_dir.genesis import Genesis, GenesisInvalid, read_genesis
 from .manifest import (
     MANIFESTS,
     BackupInvalid,
@@ -27,9 +29,11 @@ from .manifest import (
     snapshot_row,
 )
 from .source import checked_range
-from .store import Store, StoreMissing
+from .store import Store, StoreDamaged, StoreMissing
 
 MICROSECONDS = 1_000_000
+LAST_SHOWN = 253_402_300_799 * MICROSECONDS
+"""The end of the year 9999, after which dates have no text."""
 LOG_START = Tail(0, 0, 0, 0)
 
 
@@ -127,6 +131,8 @@ def _begin_times(manifest: Manifest) -> tuple[int, int]:
 
 def shown_time(time: int) -> str:
     """A time in microseconds since 1970, as text."""
+    if time >= LAST_SHOWN:
+        return f"{time} us after 1970"
     return datetime.fromtimestamp(time / MICROSECONDS, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
@@ -154,7 +160,7 @@ class Contents:
     def snapshot(self, row: SnapshotRow) -> tuple[bytes, Snapshot]:
         """A snapshot's manifest, as bytes and decoded."""
         key = snapshot_manifest_key(row)
-        raw = self._get(key)
+        raw = self._get(key, MAX_SNAPSHOT_MANIFEST_BYTES)
         try:
             snapshot = decode_snapshot(raw, key)
         except SnapshotDamaged as error:
@@ -213,6 +219,18 @@ class Contents:
         return end
 
     @cached_property
+    def genesis(self) -> Genesis:
+        """What the genesis frame in the manifest says. Raises BackupInvalid: it is none, or of another cluster."""
+        key = self.manifest.key
+        try:
+            genesis = read_genesis(self.manifest.genesis)
+        except GenesisInvalid as error:
+            raise BackupInvalid(f"the genesis in {key} is damaged: {error}") from error
+        if (genesis.cluster_id.hex(), genesis.machine) != (self.manifest.cluster_id, self.manifest.machine):
+            raise BackupInvalid(f"the genesis in {key} is of another cluster or machine")
+        return genesis
+
+    @cached_property
     def begin(self) -> Tail:
         """The first boundary that can be restored: the beginning of the log, or the first snapshot's."""
         if not self.manifest.base:
@@ -220,18 +238,20 @@ class Contents:
         return self.snapshot(self.manifest.snapshots[0])[1].boundary.tail
 
     def _file(self, key: str, size: int, crc: int) -> bytes:
-        raw = self._get(key)
+        raw = self._get(key, size)
         if len(raw) != size:
             raise BackupInvalid(f"{key} has {len(raw)} bytes, and not {size}")
         if crc32c(raw) != crc:
             raise BackupInvalid(f"{key} is damaged: its crc32c differs")
         return raw
 
-    def _get(self, key: str) -> bytes:
+    def _get(self, key: str, most: int) -> bytes:
         try:
-            return self._store.get(key)
+            return self._store.get(key, most)
         except StoreMissing as error:
             raise BackupInvalid(f"{error}: the backup has lost it") from error
+        except StoreDamaged as error:
+            raise BackupInvalid(str(error)) from error
 
 
 def _reaches(point: Point, index: int, time: int) -> bool:

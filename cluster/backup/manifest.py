@@ -30,24 +30,35 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from quire.log import Tail
+from quire.log import MAX_FEATURE_LENGTH, MAX_FEATURES, Tail
+from quire.replication.address import is_address
+from quire.replication.core.members import MAX_MEMBERS, NODE_ID, Role
 from quire.sm.snapshots.manifest import Manifest as SnapshotManifest
 
-from ..errors import ClusterError
-from .store import TEMPORARY, Store, StoreMissing
+from ..errors import ClusterError, LimitExceeded, Malformed
+from ..values import decode_json
+from .store import TEMPORARY, Store, StoreDamaged, StoreMissing
 
 MANIFESTS, FRAMES, SNAPSHOTS = "manifests/", "frames/", "snapshots/"
 VERSION = 1
 PIECE_BYTES = 32 << 20
 """No piece is larger, unless a single frame is."""
+MAX_PIECE_BYTES = PIECE_BYTES + (256 << 20)
+"""What the last frame of a piece may make of it: no cluster's frames are larger than 256 MiB."""
+MAX_MANIFEST_BYTES = 32 << 20
+"""Of some 190,000 pieces: a chain of 6 TB."""
+MAX_MANIFEST_CONTAINERS = 400_000
+"""The lists in a manifest: two for a piece, three for a snapshot, one for a member or history."""
+MAX_TEXT = 300
 ID_DIGITS = 32
 
-_MANIFEST = re.compile(r"manifests/(\d{12})\.json")
-_PIECE = re.compile(r"frames/(\d{20})-(\d{20})-([0-9a-f]{8})")
-_SNAPSHOT = re.compile(r"snapshots/(\d{20})-([0-9a-f]{16})")
+_DEPTH = 4
+_MANIFEST = re.compile(r"manifests/([0-9]{12})\.json")
+_PIECE = re.compile(r"frames/([0-9]{20})-([0-9]{20})-([0-9a-f]{8})")
+_SNAPSHOT = re.compile(r"snapshots/([0-9]{20})-([0-9a-f]{16})")
 _OWN = re.compile(
-    r"(manifests/\d{12}\.json|frames/\d{20}-\d{20}-[0-9a-f]{8}|snapshots/\d{20}-[0-9a-f]{16}/(manifest|\d{8}-[0-9a-f]{8}))"
-    r"(\.[0-9a-f]{16}\.tmp)?"
+    r"(manifests/[0-9]{12}\.json|frames/[0-9]{20}-[0-9]{20}-[0-9a-f]{8}"
+    r"|snapshots/[0-9]{20}-[0-9a-f]{16}/(manifest|[0-9]{8}-[0-9a-f]{8}))(\.[0-9a-f]{16}\.tmp)?"
 )
 _HEX = re.compile(r"(?:[0-9a-f]{2})*")
 
@@ -200,10 +211,10 @@ def read_manifest(store: Store, key: str, say: Callable[[str], None]) -> Manifes
         StoreFailed: the store failed.
     """
     try:
-        return decode_manifest(store.get(key), key)
+        return decode_manifest(store.get(key, MAX_MANIFEST_BYTES), key)
     except StoreMissing:
         return None
-    except BackupInvalid as error:
+    except (BackupInvalid, StoreDamaged) as error:
         say(f"{error}; it counts for nothing")
         return None
 
@@ -219,12 +230,17 @@ def decode_manifest(raw: bytes, key: str) -> Manifest:
     if check.strip() != f"{crc32c(line):08x}".encode():
         raise BackupInvalid(f"{key} is damaged: its crc32c differs")
     try:
-        fields = json.loads(line)
-        if (version := fields["version"]) != VERSION:
-            raise BackupRefused(f"{key} has version {version!r:.20}, and this program reads {VERSION}; upgrade quire")
+        if len(raw) > MAX_MANIFEST_BYTES:
+            raise ValueError(f"it has {len(raw):,} bytes, and {MAX_MANIFEST_BYTES:,} at most are read")
+        fields = decode_json(line, _DEPTH, MAX_MANIFEST_CONTAINERS)
+        if not isinstance(fields, dict):
+            raise TypeError("it is no map")
+        version = _number(fields["version"])
+        if version != VERSION:
+            raise BackupRefused(f"{key} has version {version}, and this program reads {VERSION}; upgrade quire")
         manifest = _decode(fields)
         _check(manifest, key)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (Malformed, LimitExceeded, ValueError, KeyError, TypeError) as error:
         raise BackupInvalid(f"{key} is no manifest of a backup: {type(error).__name__}: {error}") from error
     return manifest
 
@@ -242,16 +258,16 @@ def _decode(fields: dict[str, object]) -> Manifest:
         time=_number(fields["time"]),
         quire=_text(fields["quire"]),
         machine=_machine(fields["machine"]),
-        features=tuple(map(_text, _row(fields["features"]))),
-        genesis=bytes.fromhex(_text(fields["genesis"])),
+        features=_features(fields["features"]),
+        genesis=bytes.fromhex(_hex(fields["genesis"], None)),
         chain=_number(fields["chain"]),
-        histories=tuple((_hex(row[0], ID_DIGITS), _number(row[1])) for row in map(_row, _row(fields["histories"]))),
+        histories=tuple(map(_history, _row(fields["histories"]))),
         pieces=tuple(map(_piece, _row(fields["pieces"]))),
         snapshots=tuple(map(_snapshot, _row(fields["snapshots"]))),
-        end=Tail(end_index, end_epoch, end_time, end_crc),
+        end=Tail(end_index, end_epoch, end_time, _crc(end_crc)),
         applied=(_number(applied_index), _hex(digest, ID_DIGITS)),
         node=_text(fields["node"]),
-        members=tuple(_member(row) for row in _row(fields["members"])),
+        members=_members(fields["members"]),
         thinned=tuple(map(_number, _row(fields.get("thinned", [])))),
     )
 
@@ -260,16 +276,20 @@ def _piece(row: object) -> Piece:
     file, from_index, to_index, size, crc, first, last, epoch, times = _row(row)
     began, ended = map(_number, _row(times))
     match = _PIECE.fullmatch(_text(file))
-    if match is None or (int(match[1]), int(match[2]), match[3]) != (from_index, to_index, crc):
-        raise ValueError(f"{file!r:.60} does not name the piece [{from_index!r:.20}, {to_index!r:.20})")
+    named = (_number(from_index), _number(to_index), _text(crc))
+    if match is None or (int(match[1]), int(match[2]), match[3]) != named:
+        raise ValueError(f"{file!r:.60} does not name the piece [{from_index}, {to_index})")
+    # A record takes a byte at least.
+    if not named[0] < named[1] <= named[0] + _number(size) <= named[0] + MAX_PIECE_BYTES or began > ended:
+        raise ValueError(f"{file} with {size} bytes is empty or too large, or ends before it begins")
     return Piece(
         file=match[0],
-        from_index=int(match[1]),
-        to_index=int(match[2]),
+        from_index=named[0],
+        to_index=named[1],
         size=_number(size),
         crc=int(match[3], 16),
-        chain_first=_number(first),
-        chain_last=_number(last),
+        chain_first=_crc(first),
+        chain_last=_crc(last),
         epoch=_number(epoch),
         times=(began, ended),
     )
@@ -279,29 +299,26 @@ def _snapshot(row: object) -> SnapshotRow:
     index, sha256, machine, stored = _row(row)
     folder, files, size = _row(stored)
     match = _SNAPSHOT.fullmatch(_text(folder))
-    if match is None or int(match[1]) != index or match[2] != _hex(sha256, 64)[:16]:
-        raise ValueError(f"{folder!r:.60} does not name the snapshot at {index!r:.20}")
+    if match is None or int(match[1]) != _number(index) or match[2] != _hex(sha256, 64)[:16]:
+        raise ValueError(f"{folder!r:.60} does not name the snapshot at {index}")
     return SnapshotRow(int(match[1]), _text(sha256), _machine(machine), match[0], _number(files), _number(size))
 
 
 def _check(manifest: Manifest, key: str) -> None:
     """Raises ValueError: the pieces do not join, or end elsewhere."""
-    if manifest.key != key:
+    if manifest.key != key or any(number >= manifest.number for number in manifest.thinned):
         raise ValueError(f"its number is {manifest.number}")
-    for piece in manifest.pieces:
-        if not piece.from_index < piece.to_index:
-            raise ValueError(f"{piece.file} is empty")
     for before, after in pairwise(manifest.pieces):
         if (before.to_index, before.chain_last) != (after.from_index, after.chain_first):
             raise ValueError(f"{after.file} does not follow {before.file}")
+        if before.epoch > after.epoch or before.times[1] > after.times[0]:
+            raise ValueError(f"{after.file} is older than {before.file}")
     if manifest.pieces:
         last = manifest.pieces[-1]
-        if (last.to_index, last.chain_last, last.epoch) != (
-            manifest.end.index,
-            manifest.end.crc32c,
-            manifest.end.epoch,
-        ):
+        if Tail(last.to_index, last.epoch, last.times[1], last.chain_last) != manifest.end:
             raise ValueError("its end is not that of its last piece")
+    if not manifest.end.index:
+        raise ValueError("it has no record")
     indices = [row.index for row in manifest.snapshots]
     begin = manifest.pieces[0].from_index if manifest.pieces else manifest.end.index
     if indices != sorted(set(indices)) or any(not begin <= index <= manifest.end.index for index in indices):
@@ -320,27 +337,56 @@ def _row(value: object) -> Sequence[object]:
 
 
 def _number(value: object) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 64:
+    if type(value) is not int or not 0 <= value < 1 << 63:
         raise ValueError(f"{value!r:.40} is no number")
     return value
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r:.40} is no text")
+def _crc(value: object) -> int:
+    number = _number(value)
+    if number >= 1 << 32:
+        raise ValueError(f"{number} is no crc32c")
+    return number
+
+
+def _text(value: object, most: int = MAX_TEXT) -> str:
+    if not isinstance(value, str) or len(value) > most:
+        raise TypeError(f"{value!r:.40} is no text of at most {most} characters")
     return value
 
 
-def _hex(value: object, digits: int) -> str:
-    text = _text(value)
-    if len(text) != digits or not _HEX.fullmatch(text):
+def _hex(value: object, digits: int | None) -> str:
+    text = _text(value, digits or MAX_MANIFEST_BYTES)
+    if digits not in (None, len(text)) or not _HEX.fullmatch(text):
         raise ValueError(f"{text!r:.40} is no id of {digits} digits")
     return text
 
 
+def _history(value: object) -> tuple[str, int]:
+    history, index = _row(value)
+    return _hex(history, ID_DIGITS), _number(index)
+
+
+def _features(value: object) -> tuple[str, ...]:
+    names = _row(value)
+    if len(names) > MAX_FEATURES:
+        raise ValueError(f"it has {len(names)} features, and there are {MAX_FEATURES} at most")
+    return tuple(_text(name, MAX_FEATURE_LENGTH) for name in names)
+
+
+def _members(value: object) -> tuple[tuple[str, str, str], ...]:
+    members = tuple(map(_member, _row(value)))
+    nodes = {node for node, _, _ in members}
+    if not len(members) == len(nodes) <= MAX_MEMBERS or Role.VOTER not in {role for _, _, role in members}:
+        raise ValueError(f"its {len(members)} members are too many, not different, or none is a voter")
+    return members
+
+
 def _member(value: object) -> tuple[str, str, str]:
     node, address, role = map(_text, _row(value))
-    return node, address, role
+    if not NODE_ID.fullmatch(node) or not is_address(address):
+        raise ValueError(f"{node!r:.40} at {address!r:.60} is no member")
+    return node, address, Role(role)
 
 
 def _machine(value: object) -> tuple[str, int]:

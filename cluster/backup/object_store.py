@@ -23,7 +23,18 @@ from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from .store import FILE_SCHEME, SCHEMES, FolderStore, Store, Stored, StoreFailed, StoreMissing, StoreRefused, StoreTaken
+from .store import (
+    FILE_SCHEME,
+    SCHEMES,
+    FolderStore,
+    Store,
+    Stored,
+    StoreFailed,
+    StoreMissing,
+    StoreRefused,
+    StoreTaken,
+    check_size,
+)
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Opened
@@ -132,11 +143,13 @@ class ObjectStore:
         """The URL."""
         return self._name
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, most: int) -> bytes:
         """See `Store`."""
         with self._failing():
             try:
-                return bytes(self._obstore.get(self._store, key).bytes())
+                found = self._obstore.get(self._store, key)  # The head of the answer; nothing of the body is read yet.
+                check_size(key, self._name, found.meta["size"], most)
+                return bytes(found.bytes())
             except (self._obstore.exceptions.NotFoundError, FileNotFoundError) as error:
                 if _code_of(error) not in ("", "NoSuchKey", "BlobNotFound"):
                     raise  # Such as a caller whom the store does not know: nothing is said about the object.

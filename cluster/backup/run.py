@@ -31,6 +31,7 @@ from .contents import shown_time
 from .manifest import (
     FRAMES,
     MANIFESTS,
+    MAX_MANIFEST_BYTES,
     PIECE_BYTES,
     SNAPSHOTS,
     BackupInvalid,
@@ -49,7 +50,7 @@ from .manifest import (
     snapshot_row,
 )
 from .source import ASKED_BYTES, FramesExpired, Range, Source, choose
-from .store import TEMPORARY, Store, Stored, StoreFailed, StoreMissing, StoreTaken
+from .store import TEMPORARY, Store, Stored, StoreDamaged, StoreFailed, StoreMissing, StoreTaken
 
 MANIFEST_EACH_BYTES = 1 << 30
 """A first backup of terabytes that is cut short continues from the last of these."""
@@ -222,7 +223,7 @@ class Backup:
             self._store.create(manifest.key, raw)
         except StoreTaken:
             # The store may have done it, lost its answer, and been asked again.
-            if self._store.get(manifest.key) != raw:
+            if self._store.get(manifest.key, MAX_MANIFEST_BYTES) != raw:
                 raise self._other_writer(manifest.key) from None
         self._known[manifest.key], self._last = manifest, manifest.key
 
@@ -356,8 +357,8 @@ class _Run:
     def _stored(self, piece: Piece) -> bytes:
         """The bytes of a piece. Raises StoreLost."""
         try:
-            raw = self._store.get(piece.file)
-        except StoreMissing:
+            raw = self._store.get(piece.file, piece.size)
+        except (StoreMissing, StoreDamaged):
             raw = b""
         if len(raw) != piece.size or crc32c(raw) != piece.crc:
             self._damaged.add(piece.file)

@@ -13,6 +13,7 @@ from quire.log import (
     ChainBroken,
     FrameInvalid,
     Kind,
+    PayloadInvalid,
     Tail,
     UnknownVersion,
     decode_system,
@@ -139,7 +140,7 @@ def checked_range(raw: bytes, begin: Tail, what: str) -> Range:
                     histories.append((history.hex(), header.index))
     except UnknownVersion as error:
         raise BackupRefused(f"{what}: {error}; a later quire wrote it: upgrade this one") from error
-    except (FrameInvalid, ChainBroken) as error:
+    except (FrameInvalid, ChainBroken, PayloadInvalid) as error:
         raise BackupInvalid(f"{what}: the frames from index {end.index} on are damaged: {error}") from error
     return Range(raw, end, tuple(histories))
 

@@ -12,13 +12,15 @@ from pathlib import Path
 from secrets import token_hex
 from typing import NamedTuple, Protocol
 
-from quire.log.files import make_folder, open_file, sync_folder
+from quire.log.files import make_folder, open_file, open_regular, sync_folder
 
 from ..errors import ClusterError
 
 SCHEMES = ("s3://", "gs://", "az://")
 FILE_SCHEME = "file://"
 TEMPORARY = ".tmp"
+NO_FILE = frozenset({errno.EINVAL, errno.ELOOP, errno.ENXIO, errno.ENODEV})
+"""Of the opening of what is no regular file: a pipe, a folder, a link, a socket, a device."""
 NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
@@ -35,6 +37,14 @@ class StoreMissing(StoreFailed):
 
     def __init__(self, key: str, store: str) -> None:
         super().__init__(f"{key} is not in {store}")
+        self.key = key
+
+
+class StoreDamaged(StoreFailed):
+    """What is under the key is larger than what was written, or no file; nothing of it was read."""
+
+    def __init__(self, key: str, store: str, reason: str) -> None:
+        super().__init__(f"{key} in {store} is damaged: {reason}")
         self.key = key
 
 
@@ -61,8 +71,13 @@ class Store(Protocol):
         """What the store is called in messages; without credentials."""
         ...
 
-    def get(self, key: str) -> bytes:
-        """The object's bytes. Raises StoreMissing."""
+    def get(self, key: str, most: int) -> bytes:
+        """The object's bytes.
+
+        Raises:
+            StoreMissing: there is none.
+            StoreDamaged: it has more than `most` bytes, or is no regular file; it is not read.
+        """
         ...
 
     def put(self, key: str, data: bytes) -> None:
@@ -98,13 +113,21 @@ class FolderStore:
         """The folder's path."""
         return str(self._root)
 
-    def get(self, key: str) -> bytes:
-        """See `Store`."""
+    def get(self, key: str, most: int) -> bytes:
+        """See `Store`. Its folders may be symbolic links, the file itself may not."""
         with _failing(f"{self._root / key} cannot be read"):
             try:
-                return (self._root / key).read_bytes()
-            except FileNotFoundError:
+                descriptor = open_regular(str(self._root / key), os.O_RDONLY | os.O_NOFOLLOW)
+            except (FileNotFoundError, NotADirectoryError):
                 raise StoreMissing(key, self.name) from None
+            except OSError as error:
+                if error.errno not in NO_FILE:
+                    raise
+                raise StoreDamaged(key, self.name, "it is not a regular file") from None
+            with os.fdopen(descriptor, "rb") as file:
+                size = os.fstat(descriptor).st_size
+                check_size(key, self.name, size, most)
+                return file.read(size)
 
     def put(self, key: str, data: bytes) -> None:
         """See `Store`."""
@@ -165,18 +188,27 @@ class FolderStore:
                     folder.rmdir()
 
 
+def check_size(key: str, store: str, size: int, most: int) -> None:
+    """Raise StoreDamaged if an object has more bytes than were written."""
+    if size > most:
+        raise StoreDamaged(key, store, f"it has {size:,} bytes, and {most:,} at most were written")
+
+
 def _files(folder: Path, prefix: str) -> Iterable[tuple[str, Stored]]:
-    try:
-        entries = list(os.scandir(folder))
-    except FileNotFoundError:
-        return
-    for entry in entries:
-        if entry.is_dir(follow_symlinks=False):
-            yield from _files(folder / entry.name, f"{prefix}{entry.name}/")
-        else:
+    waiting = [(folder, prefix)]  # Not recursive: others may have made folders of any depth there.
+    while waiting:
+        within, its_prefix = waiting.pop()
+        try:
+            entries = list(os.scandir(within))
+        except FileNotFoundError:
+            continue
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append((within / entry.name, f"{its_prefix}{entry.name}/"))
+                continue
             with suppress(FileNotFoundError):
-                found = entry.stat()
-                yield prefix + entry.name, Stored(found.st_size, found.st_mtime)
+                found = entry.stat(follow_symlinks=False)
+                yield its_prefix + entry.name, Stored(found.st_size, found.st_mtime)
 
 
 @contextmanager

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from quire.log import Tail, walk_frames, walk_headers
 from quire.sm import Applier, ApplyFailed, MachineError, StateMachine
+from quire.sm.errors import reason_of
 
-from ..data_dir.genesis import read_genesis
 from .contents import Contents
 from .manifest import MANIFESTS, BackupInvalid, BackupRefused, Manifest, SnapshotRow
 from .store import Store
@@ -52,9 +52,7 @@ class Verification:
 
     def _check(self, contents: Contents) -> None:
         manifest = contents.manifest
-        genesis = read_genesis(manifest.genesis)
-        if (genesis.cluster_id.hex(), genesis.machine) != (manifest.cluster_id, manifest.machine):
-            raise BackupInvalid(f"the genesis in {manifest.key} is of another cluster or machine")
+        _ = contents.genesis
         for row in manifest.snapshots:
             if row.folder not in self._seen:
                 for data in contents.chunks(row):
@@ -154,12 +152,17 @@ def applier_of(contents: Contents, row: SnapshotRow | None, machine: type[StateM
         BackupRefused: the machine is another one, or cannot read the snapshot.
         BackupInvalid: the snapshot is damaged.
     """
-    manifest = contents.manifest
-    genesis = read_genesis(manifest.genesis)
+    manifest, genesis = contents.manifest, contents.genesis
     if (machine.name, machine.version) != manifest.machine:
         has, ours = (" version ".join(map(str, each)) for each in (manifest.machine, (machine.name, machine.version)))
         raise BackupRefused(f"the backup is of the machine {has}, and this is {ours}; give --machine")
-    new, sessions = genesis.new_machine(machine), genesis.new_sessions()
+    try:
+        new = genesis.new_machine(machine)
+    except MachineError:
+        raise
+    except Exception as error:
+        raise BackupRefused(f"{machine.__name__} does not take the initial value: {reason_of(error)}") from error
+    sessions = genesis.new_sessions()
     if row is None:
         return Applier(new, sessions=sessions)
     try:

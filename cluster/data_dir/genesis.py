@@ -3,6 +3,7 @@
 The file is needed because the log's first segment may expire.
 """
 
+import json
 import os
 from collections.abc import Collection, Mapping
 from contextlib import closing
@@ -122,7 +123,10 @@ def read_genesis(raw: bytes) -> Genesis:
         GenesisInvalid: it is not one, lacks a field, or has a field of the wrong type or out of range.
     """
     try:
-        value: dict[str, Any] = decode_system(next(walk_frames(raw)).payload)
+        if len(raw) > MAX_GENESIS_BYTES:
+            raise ValueError(f"it has {len(raw):,} bytes")
+        [frame] = walk_frames(raw)
+        value: dict[str, Any] = decode_system(frame.payload)
         cluster_id, (name, version), limits = value["cluster_id"], value["machine"], value["limits"]
         if type(cluster_id) is not bytes or len(cluster_id) != CLUSTER_ID_BYTES or not any(cluster_id):
             raise ValueError(f"{cluster_id!r:.80} is not a cluster's id")
@@ -130,14 +134,17 @@ def read_genesis(raw: bytes) -> Genesis:
             raise ValueError(f"{value['machine']!r:.80} is not a machine's name and version")
         if any(type(feature) is not str for feature in value.get("features", [])):
             raise ValueError(f"{value['features']!r:.80} are not features")
-        _check_limits(dict(limits))
+        _check_limits(limits)
+        json.dumps(value["initial"])  # The identity file holds it so.
         return Genesis(cluster_id, Members.from_record(value), (name, version), value["initial"], limits)
-    except (LogError, StopIteration, KeyError, TypeError, ValueError) as error:
+    except (LogError, KeyError, TypeError, ValueError) as error:
         raise GenesisInvalid(f"not a genesis record: {type(error).__name__}: {error}") from error
 
 
 def _check_limits(limits: Mapping[str, object]) -> None:
-    """Raises KeyError, ValueError. An older genesis may lack any limit but that of a frame."""
+    """Raises KeyError, TypeError, ValueError. An older genesis may lack any limit but that of a frame."""
+    if type(limits) is not dict:
+        raise TypeError(f"{limits!r:.80} are not limits")
     for name, limit in limits.items():
         if type(limit) is not int or not 0 <= limit <= MAX_LIMIT:
             raise ValueError(f"the limit {name} is {limit!r:.80}")

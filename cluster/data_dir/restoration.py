@@ -21,6 +21,7 @@ from quire.log import (
     FrameInvalid,
     Log,
     LogOptions,
+    PayloadInvalid,
     Tail,
     UnknownVersion,
     decode_system,
@@ -254,8 +255,11 @@ def _put_frames(
 def _members(path: str, log: Log, snapshot: Manifest | None) -> Members:
     """The members at the end of the log."""
     index = log.members_index
-    if index is not None and index >= log.bounds.lowest_index:
-        return Members.from_record(decode_system(log.reader.frame(index).payload))
-    if snapshot is None or snapshot.boundary.members_index is None:
-        raise DataDirRefused(path, f"neither the frames nor a snapshot name the members; {EMPTIED}")
-    return Members.from_record(snapshot.boundary.members_record)
+    try:
+        if index is not None and index >= log.bounds.lowest_index:
+            return Members.from_record(decode_system(log.reader.frame(index).payload))
+        if snapshot is not None and snapshot.boundary.members_index is not None:
+            return Members.from_record(snapshot.boundary.members_record)
+    except (PayloadInvalid, ValueError) as error:
+        raise DataDirRefused(path, f"what is restored names no possible members: {error}; {EMPTIED}") from error
+    raise DataDirRefused(path, f"neither the frames nor a snapshot name the members; {EMPTIED}")

@@ -24,7 +24,16 @@ from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
-from quire.log import MAX_FEATURE_LENGTH, MAX_FEATURES, PayloadInvalid, Tail, UnknownVersion, pack, unpack
+from quire.log import (
+    MAX_FEATURE_LENGTH,
+    MAX_FEATURES,
+    PayloadInvalid,
+    Tail,
+    UnknownVersion,
+    check_containers,
+    pack,
+    unpack,
+)
 
 from ..boundary import DIGEST_BYTES, HISTORY_BYTES, MAX_EPOCHS, Boundary
 from ..errors import SnapshotDamaged
@@ -34,6 +43,10 @@ MANIFEST_VERSION = 1
 MANIFEST_VERSION_FEATURES = 2
 MANIFEST_VERSION_HISTORY = 3
 MAX_MANIFEST_BYTES = 16 << 20
+MAX_MANIFEST_CONTAINERS = 1 << 20
+"""The arrays in a manifest: of chunks of 4 MiB, enough for 4 TiB."""
+MAX_CHUNK_BYTES = 64 << 20
+"""What a reader takes into memory; writers make chunks of 4 MiB (`store.py`)."""
 CLUSTER_ID_BYTES = 16
 SHA256_BYTES = 32
 MAX_U32, MAX_U64 = 2**32 - 1, 2**64 - 1
@@ -118,10 +131,13 @@ def decode_manifest(raw: bytes, name: str) -> Manifest:
     if len(raw) <= _CRC_BYTES or crc32c(body) != int.from_bytes(raw[:_CRC_BYTES], "little"):
         raise SnapshotDamaged(snapshot=name, reason="its manifest fails its crc32c")
     try:
+        check_containers(body, MAX_MANIFEST_CONTAINERS)
         fields = unpack(body)
         if not isinstance(fields, dict):
             raise TypeError("it is not a map")
         version = fields["version"]
+        if type(version) is not int:
+            raise TypeError("its version is not a number")
     except (PayloadInvalid, TypeError, KeyError) as error:
         raise SnapshotDamaged(snapshot=name, reason=f"its manifest cannot be read ({error})") from error
     if version not in (MANIFEST_VERSION, MANIFEST_VERSION_FEATURES, MANIFEST_VERSION_HISTORY):
@@ -153,9 +169,13 @@ def _manifest(fields: Mapping[str, object]) -> Manifest:
         )
     _check_position(boundary)
     chunks = tuple(Chunk(size, crc) for size, crc in _pairs(fields["chunks"]))
+    if any(not 0 < chunk.size <= MAX_CHUNK_BYTES or chunk.crc32c > MAX_U32 for chunk in chunks):
+        raise ValueError("a chunk has an impossible size or crc32c")
+    if type(machine_name) is not str:
+        raise TypeError("its machine's name is not text")
     cluster_id = _octets(fields["cluster_id"], CLUSTER_ID_BYTES)
     sha256 = _octets(fields["sha256"], SHA256_BYTES)
-    return Manifest(cluster_id, (str(machine_name), _number(machine_version)), boundary, chunks, sha256)
+    return Manifest(cluster_id, (machine_name, _number(machine_version)), boundary, chunks, sha256)
 
 
 def _features(names: object, fewest: int) -> tuple[str, ...]:

@@ -152,10 +152,10 @@ class Dying:
             raise self._error("struck after")
         yield
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, most: int) -> bytes:
         if self.has_struck:
             raise self._error("struck")
-        return self._store.get(key)
+        return self._store.get(key, most)
 
     def put(self, key: str, data: bytes) -> None:
         steps = self._change()

@@ -18,6 +18,8 @@ CACHED = Path(__file__).resolve().parents[2] / ".cache" / "bin" / "versitygw"
 ACCESS, SECRET = "backup", "not-a-real-secret"
 BUCKET = "backups"
 START_TIMEOUT_S = 60.0
+MOST = 64 << 20
+"""More bytes than any object of these tests has."""
 QUICK = Patience(connect_s=5.0, request_s=10.0, retry_s=10.0, retries=2)
 """For tests in which the store fails: it is given up soon."""
 

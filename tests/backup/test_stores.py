@@ -15,13 +15,14 @@ from quire.cluster.backup.store import (
     TEMPORARY,
     FolderStore,
     Store,
+    StoreDamaged,
     StoreFailed,
     StoreMissing,
     StoreRefused,
     StoreTaken,
 )
 from tests.backup.faulty_gateway import Fault, FaultyGateway, faulty_gateway
-from tests.backup.gateway import BUCKET, QUICK, Gateway, options_for
+from tests.backup.gateway import BUCKET, MOST, QUICK, Gateway, options_for
 from tests.ports import HOST, free_ports
 
 HASTY = Patience(connect_s=2.0, request_s=0.5, retry_s=1.0, retries=1)
@@ -44,7 +45,7 @@ def test_what_is_put_is_got_listed_and_deleted(store: Store) -> None:
     store.put("frames/a", b"two")
     store.put("snapshots/1/manifest", b"three")
 
-    assert store.get("frames/a") == b"two"
+    assert store.get("frames/a", MOST) == b"two"
     listed = store.list("frames/")
     assert {key: each.size for key, each in listed.items()} == {"frames/a": 3}
     assert listed["frames/a"].modified > 1_700_000_000
@@ -53,7 +54,7 @@ def test_what_is_put_is_got_listed_and_deleted(store: Store) -> None:
     store.delete(["frames/a", "frames/never"])
     store.delete([])
     with pytest.raises(StoreMissing, match="frames/a is not in"):
-        store.get("frames/a")
+        store.get("frames/a", MOST)
     assert store.list("frames/") == {}
 
 
@@ -63,7 +64,7 @@ def test_a_key_is_created_once(store: Store) -> None:
     with pytest.raises(StoreTaken):
         store.create("manifests/1", b"second")
 
-    assert store.get("manifests/1") == b"first"
+    assert store.get("manifests/1", MOST) == b"first"
     assert len(store.list("manifests/")) == 1
     check_conditional(store)
     assert store.list("probe/") == {}
@@ -74,7 +75,15 @@ def test_a_large_object_comes_back_whole(store: Store) -> None:
 
     store.put("frames/large", data)
 
-    assert store.get("frames/large") == data
+    assert store.get("frames/large", MOST) == data
+
+
+def test_an_object_that_is_larger_than_what_was_written_is_not_read(store: Store) -> None:
+    store.put("frames/a", b"12345")
+
+    assert store.get("frames/a", 5) == b"12345"
+    with pytest.raises(StoreDamaged, match="frames/a in .* is damaged: it has 5 bytes, and 4 at most were written"):
+        store.get("frames/a", 4)
 
 
 # Folders
@@ -140,7 +149,7 @@ def test_a_writer_that_dies_before_a_file_is_named_leaves_a_temporary_one_only(
 
     assert [key.endswith(TEMPORARY) for key in store.list("frames/")] == [True]
     with pytest.raises(StoreMissing):
-        store.get("frames/a")
+        store.get("frames/a", MOST)
 
 
 def test_a_folder_without_hard_links_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +212,7 @@ def test_a_panic_of_the_library_is_an_error_of_the_store() -> None:
     store = open_store("s3://b/x", {**options_for(1), "endpoint": "http://no url"}, HASTY)
 
     with pytest.raises(StoreRefused, match=r"s3://b/x: obstore failed .*; check its options and variables"):
-        store.get("frames/a")
+        store.get("frames/a", MOST)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +250,7 @@ def test_a_signature_in_a_request_s_url_is_not_shown() -> None:
     options = {"account_name": "a", "sas_key": "sv=2020-01-01&sig=hunter2", "endpoint": f"http://{HOST}:{port}"}
 
     with pytest.raises(StoreFailed, match="az://b/x failed: GET REDACTED: ") as caught:
-        open_store("az://b/x", options, HASTY).get("frames/a")
+        open_store("az://b/x", options, HASTY).get("frames/a", MOST)
 
     assert "hunter2" not in str(caught.value)
 
@@ -250,7 +259,7 @@ def test_a_signature_in_a_request_s_url_is_not_shown() -> None:
 
 Call = Callable[[Store], object]
 CALLS: dict[str, Call] = {
-    "get": lambda store: store.get("frames/a"),
+    "get": lambda store: store.get("frames/a", MOST),
     "put": lambda store: store.put("frames/a", b"one"),
     "create": lambda store: store.create("frames/a", b"one"),
     "list": lambda store: store.list("frames/"),
@@ -280,7 +289,7 @@ def test_wrong_credentials_are_refused_with_what_to_do(gateway: Gateway, call: C
 @pytest.mark.slow
 def test_an_unknown_key_is_said_with_the_store_s_answer(gateway: Gateway) -> None:
     with pytest.raises(StoreFailed, match="s3://backups/lab failed: XAdminUserNotFound"):
-        open_store(gateway.url, {**gateway.options, "access_key_id": "nobody"}, QUICK).get("frames/a")
+        open_store(gateway.url, {**gateway.options, "access_key_id": "nobody"}, QUICK).get("frames/a", MOST)
 
 
 @pytest.mark.slow
@@ -297,7 +306,7 @@ def test_without_credentials_the_wait_for_the_machine_s_own_is_short_and_said(mo
     with socket.create_server((HOST, 0)) as silent:
         options = {"region": "r", "metadata_endpoint": f"http://{HOST}:{silent.getsockname()[1]}"}
         with pytest.raises(StoreRefused, match="s3://b/x: no credentials were found in the environment; set them"):
-            open_store("s3://b/x", options, HASTY).get("frames/a")
+            open_store("s3://b/x", options, HASTY).get("frames/a", MOST)
 
 
 @pytest.mark.slow
@@ -317,7 +326,7 @@ def test_a_gateway_that_is_down_is_said_in_one_line() -> None:
     store = open_store(f"s3://{BUCKET}/x", options_for(port), HASTY)
 
     with pytest.raises(StoreFailed, match=re.escape(f"{HOST}:{port}")) as caught:
-        store.get("frames/a")
+        store.get("frames/a", MOST)
 
     assert "\n" not in str(caught.value)
 
@@ -332,7 +341,7 @@ def test_a_fault_that_passes_is_survived_and_one_that_stays_is_said(faulty: Faul
     store.put("frames/a", b"one" * 1000)
     began = len(faulty.requests)
     faulty.choose = lambda number, method, path: fault if number == began else Fault.NONE
-    assert store.get("frames/a") == b"one" * 1000
+    assert store.get("frames/a", MOST) == b"one" * 1000
 
     faulty.choose = lambda number, method, path: fault
     for name in ("get", "list"):
@@ -359,7 +368,7 @@ def test_a_create_whose_answer_was_lost_finds_its_own_object(faulty: FaultyGatew
     with pytest.raises(StoreTaken):
         store.create("manifests/1", b"mine")
 
-    assert store.get("manifests/1") == b"mine"
+    assert store.get("manifests/1", MOST) == b"mine"
 
 
 @pytest.mark.slow

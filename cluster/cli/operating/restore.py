@@ -6,6 +6,7 @@ are dialled first, this node's own address included, and any answer refuses.
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -61,7 +62,6 @@ def restore_node(
 
     from ...backup.contents import Contents, Point, choose, read_all
     from ...backup.restore import Restored, Wanted, continued, plan_of
-    from ...data_dir.genesis import read_genesis
     from ...data_dir.restoration import check_unused, read_restore_plan, restore
 
     if node is not None and not NODE.fullmatch(node):
@@ -87,7 +87,7 @@ def restore_node(
         if not new_history and plan.name == manifest.name:
             caller_of(plan).check_nobody_answers(_members((manifest, manifests[-1])), hidden=as_json)
         restored = Restored(contents, plan.end)
-        options = options_for(read_genesis(manifest.genesis).limits["max_frame_bytes"])
+        options = options_for(contents.genesis.limits["max_frame_bytes"])
         with shown_bytes("restore", restored.size, hidden=as_json) as progress:
             restore(directory, plan, restored, options, progress, data_dir)
     _tell(plan, manifest, data_dir, as_json=as_json)
@@ -118,7 +118,8 @@ def caller_of(plan: "RestorePlan") -> Caller:
 def _tell(plan: "RestorePlan", manifest: "Manifest", data_dir: Path, *, as_json: bool) -> None:
     from ...backup.contents import shown_time
 
-    start = f"quire serve --node {plan.node_id} --listen {plan.address} --data-dir {data_dir}"
+    command = ["quire", "serve", "--node", plan.node_id, "--listen", plan.address, "--data-dir", str(data_dir)]
+    start = shlex.join(command)
     if as_json:
         facts: dict[str, object] = {"node_id": plan.node_id, "history": plan.history.hex(), "cluster": plan.name}
         facts |= {"manifest": manifest.number, "end": plan.end.index, "time": plan.end.timestamp, "start": start}
@@ -130,4 +131,4 @@ def _tell(plan: "RestorePlan", manifest: "Manifest", data_dir: Path, *, as_json:
     say("Start it, with its other flags as before, but without --members and --join:")
     say(f"    {start}")
     say("Add others, which start with empty directories, as `quire members add` prints it:")
-    say(f"    quire members add NODE=HOST:PORT --server {plan.address}")
+    say(f"    quire members add NODE=HOST:PORT --server {shlex.quote(plan.address)}")

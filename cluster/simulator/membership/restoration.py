@@ -18,7 +18,7 @@ from ...backup.contents import Contents, Point
 from ...backup.manifest import Manifest, Piece, piece_key, snapshot_files, snapshot_manifest_key, snapshot_row
 from ...backup.restore import Restored, Wanted, plan_of
 from ...backup.source import committed_end
-from ...backup.store import Stored, StoreMissing
+from ...backup.store import Stored, StoreMissing, check_size
 from ...backup.verify import Verification
 from ...data_dir.identity import read_identity
 from ...data_dir.restoration import RestorePlan, read_restore_plan, restore
@@ -47,10 +47,11 @@ class MemoryStore:
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, most: int) -> bytes:
         """See `Store`."""
         if key not in self._objects:
             raise StoreMissing(key, self.name)
+        check_size(key, self.name, len(self._objects[key]), most)
         return self._objects[key]
 
     def put(self, key: str, data: bytes) -> None:

@@ -1,0 +1,289 @@
+"""Whatever somebody made of a backup's files, a command ends with a sentence: no traceback, no wait, bounded memory."""
+
+import json
+import os
+import random
+import shutil
+import signal
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crc32c import crc32c
+from typer.testing import CliRunner, Result
+
+from quire.cluster.backup.contents import Contents, read_all
+from quire.cluster.backup.manifest import BackupInvalid, BackupRefused, decode_manifest
+from quire.cluster.backup.store import FolderStore
+from quire.cluster.cli.commands import app
+from quire.log import Kind, decode_system, encode_frame, walk_frames
+from tests.backup.backed_up import run
+from tests.cluster.malformed.changed import Changed, changes_at, changes_of_map, fields
+from tests.packed import unpacked
+from tests.processes.cluster import Cluster
+
+DEADLINE_S = 120
+SPARSE_BYTES = 1 << 40
+FULLY_TRIED = 40
+"""Of the changed documents that are decoded: for so many, every command is run."""
+COMMANDS = (
+    ("list", lambda place, _: ["backup", "list", place]),
+    ("verify", lambda place, _: ["backup", "verify", place]),
+    ("replay", lambda place, _: ["backup", "verify", "--replay", place]),
+    ("restore", lambda place, empty: ["restore", place, "--data-dir", empty, "--fork", "copy"]),
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The backup of a cluster of one node: two manifests, pieces, and a snapshot."""
+    folder = tmp_path_factory.mktemp("made")
+    lone = Cluster(folder / "cluster", ("n1",), flags=("--machine", "kv"))
+    try:
+        lone.start()
+        for number in range(3):
+            lone.leader.apply(*[["put", f"{number}-{key}", "x" * 50] for key in range(50)])
+            if number == 1:
+                assert lone.leader.call("POST", "/admin/snapshot").status == 200
+            run(FolderStore(folder / "b"), lone)
+    finally:
+        lone.close()
+    yield folder / "b"
+
+
+@pytest.fixture
+def copy(cluster: Path, tmp_path: Path) -> Path:
+    shutil.copytree(cluster, tmp_path / "b")
+    return tmp_path / "b"
+
+
+@contextmanager
+def in_time(what: str) -> Generator[None]:
+    """Fail if the block waits, as for a pipe's writer."""
+
+    def late(*_: object) -> None:
+        raise AssertionError(f"{what}: no end within {DEADLINE_S} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(DEADLINE_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def ended(arguments: list[str], what: str) -> Result:
+    """A command that ran to its end; it must have ended with an exit code and, if it failed, one sentence at least."""
+    with in_time(what):
+        result = CliRunner().invoke(app, arguments)
+    assert result.exception is None or isinstance(result.exception, SystemExit), (what, arguments, result.exception)
+    assert result.exit_code in (0, 1), (what, arguments, result.output)
+    if result.exit_code:
+        said = result.stderr.splitlines()
+        assert said, what
+        assert all(line.startswith("quire: ") for line in said), (what, said)
+    return result
+
+
+def ended_all(place: Path, what: str) -> dict[str, int]:
+    """The exit code of each command."""
+    codes = dict[str, int]()
+    for name, arguments in COMMANDS:
+        empty = place.parent / "restored"
+        codes[name] = ended(arguments(str(place), str(empty)), f"{what}, {name}").exit_code
+        shutil.rmtree(empty, ignore_errors=True)
+    return codes
+
+
+def with_crc(document: object) -> bytes:
+    line = json.dumps(document).encode()
+    return line + b"\n" + f"{crc32c(line):08x}\n".encode()
+
+
+# Files that are no files, or other ones
+
+
+def as_folder(path: Path, _: random.Random) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def as_pipe(path: Path, _: random.Random) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def as_device(path: Path, _: random.Random) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def as_link(path: Path, _: random.Random) -> None:
+    moved = path.parent.parent.parent / "moved"
+    path.replace(moved)
+    path.symlink_to(moved)
+
+
+def as_loop(path: Path, _: random.Random) -> None:
+    path.unlink()
+    path.symlink_to(path)
+
+
+def cut(path: Path, chance: random.Random) -> None:
+    os.truncate(path, chance.randrange(path.stat().st_size))
+
+
+def emptied(path: Path, _: random.Random) -> None:
+    os.truncate(path, 0)
+
+
+def huge(path: Path, _: random.Random) -> None:
+    os.truncate(path, SPARSE_BYTES)
+
+
+def flipped(path: Path, chance: random.Random) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[chance.randrange(len(raw) - 1)] ^= 1 << chance.randrange(8)
+    path.write_bytes(raw)
+
+
+MADE = (as_folder, as_pipe, as_device, as_link, as_loop, cut, emptied, huge, flipped)
+
+
+@pytest.mark.parametrize("change", MADE, ids=lambda change: str(change.__name__))
+def test_a_file_that_somebody_changed_ends_every_command_with_a_sentence(
+    cluster: Path, tmp_path: Path, change: Callable[[Path, random.Random], None]
+) -> None:
+    chance = random.Random(change.__name__)
+    for number, path in enumerate(sorted(path for path in cluster.rglob("*") if path.is_file())):
+        place = tmp_path / str(number) / "b"
+        shutil.copytree(cluster, place)
+        key = path.relative_to(cluster)
+        change(place / key, chance)
+
+        codes = ended_all(place, f"{change.__name__} {key}")
+
+        if key.parts[0] != "manifests" and (key.parts[0] == "snapshots" or named(place, str(key))):
+            assert codes["verify"] == 1, key
+        shutil.rmtree(place.parent)
+
+
+def named(place: Path, key: str) -> bool:
+    return any(piece.file == key for manifest in read_all(FolderStore(place), print) for piece in manifest.pieces)
+
+
+def test_a_folder_of_a_backup_may_be_a_link_and_one_of_any_depth_is_listed(copy: Path, tmp_path: Path) -> None:
+    (copy / "frames").rename(tmp_path / "elsewhere")
+    (copy / "frames").symlink_to(tmp_path / "elsewhere")
+    deep = [copy / "snapshots"]
+    for _ in range(1_100):
+        deep.append(deep[-1] / "d")
+        deep[-1].mkdir()
+
+    try:
+        assert ended_all(copy, "links") == dict.fromkeys(("list", "verify", "replay", "restore"), 0)
+        assert len(FolderStore(copy).list("snapshots/")) == 2
+    finally:
+        for folder in reversed(deep[1:]):  # Too deep for pytest, which removes what tests leave.
+            folder.rmdir()
+
+
+# Documents with a right checksum
+
+
+def changed_documents(document: dict[str, Any], chance: random.Random) -> Iterator[tuple[str, bytes]]:
+    """The document with each change of each field that JSON can express, in whatever depth, under a right checksum."""
+    for key, given in document.items():
+        for name, path in fields([None, given], [(key, [])]):
+            for how, row in changes_at([None, given], path, chance):
+                rest = {other: each for other, each in document.items() if other != key}
+                try:
+                    yield f"{name}: {how}", with_crc(rest | dict.fromkeys([key][: len(row) - 1], row[-1]))
+                except TypeError:
+                    continue  # Bytes, and what only msgpack has.
+        text = json.dumps(document | {key: "HERE"})
+        for value in (
+            "NaN",
+            "Infinity",
+            "1e999",
+            "9" * 5_000,
+            "[" * 100_000 + "]" * 100_000,
+            '"\\ud800"',
+            "-0.0",
+            "01",
+        ):
+            line = text.replace('"HERE"', value, 1).encode()
+            yield f"{key}: {value:.20}", line + b"\n" + f"{crc32c(line):08x}\n".encode()
+
+
+def test_a_manifest_with_any_field_changed_is_refused_or_ends_every_command_with_a_sentence(copy: Path) -> None:
+    chance = random.Random(60)
+    newest = sorted((copy / "manifests").iterdir())[-1]
+    key, whole = f"manifests/{newest.name}", newest.read_bytes()
+    document, refused = json.loads(whole.partition(b"\n")[0]), 0
+    accepted: list[tuple[str, bytes]] = []  # As other names, times and digests, which nothing in it contradicts.
+    for what, raw in changed_documents(document, chance):
+        try:
+            decode_manifest(raw, key)
+        except (BackupInvalid, BackupRefused):
+            refused += 1
+        else:
+            accepted.append((what, raw))
+    for what, raw in chance.sample(accepted, FULLY_TRIED):
+        newest.write_bytes(raw)
+
+        ended_all(copy, what)
+
+    assert refused > 800
+
+
+@pytest.mark.parametrize("raw", [b"[],", b'"",', b'{"a":[', b"[[[["])
+def test_a_manifest_of_many_lists_or_values_is_refused_within_bounded_memory(copy: Path, raw: bytes) -> None:
+    line = b"[" + raw * (2 << 20) + b"1]"
+    newest = sorted((copy / "manifests").iterdir())[-1]
+    newest.write_bytes(line + b"\n" + f"{crc32c(line):08x}\n".encode())
+
+    assert ended_all(copy, f"{raw!r}") == dict.fromkeys(("list", "verify", "replay", "restore"), 0)
+
+    assert "counts for nothing" in ended(["backup", "list", str(copy)], "list").stderr
+
+
+def test_a_snapshot_s_manifest_with_any_field_changed_ends_every_command_with_a_sentence(copy: Path) -> None:
+    [path] = copy.glob("snapshots/*/manifest")
+    body = path.read_bytes()[4:]
+    manifests = read_all(FolderStore(copy), print)
+    contents, row = Contents(FolderStore(copy), manifests[-1]), manifests[-1].snapshots[0]
+    chance, accepted = random.Random(60), list[Changed]()
+    for change in changes_of_map(unpacked(body), chance):
+        path.write_bytes(crc32c(change.data).to_bytes(4, "little") + change.data)
+        with suppress(BackupInvalid, BackupRefused):
+            contents.snapshot(row)
+            accepted.append(change)
+    for change in chance.sample(accepted, FULLY_TRIED):
+        path.write_bytes(crc32c(change.data).to_bytes(4, "little") + change.data)
+
+        ended_all(copy, f"{change.where}: {change.how}")
+
+
+def test_a_genesis_with_any_field_changed_ends_every_command_with_a_sentence(copy: Path) -> None:
+    newest = sorted((copy / "manifests").iterdir())[-1]
+    document = json.loads(newest.read_bytes().partition(b"\n")[0])
+    [frame] = walk_frames(bytes.fromhex(document["genesis"]))
+    key, header = f"manifests/{newest.name}", frame.header
+    chance, accepted = random.Random(60), list[tuple[str, bytes]]()
+    for change in changes_of_map(decode_system(frame.payload), chance):
+        raw = encode_frame(
+            index=0, epoch=0, timestamp=header.timestamp, count=1, prev_crc32c=0, kind=Kind.SYSTEM, payload=change.data
+        )
+        changed = with_crc(document | {"genesis": raw.hex()})
+        contents = Contents(FolderStore(copy), decode_manifest(changed, key))
+        with suppress(BackupInvalid):
+            _ = contents.genesis
+            accepted.append((f"{change.where}: {change.how}", changed))
+    for what, changed in chance.sample(accepted, FULLY_TRIED):
+        newest.write_bytes(changed)
+
+        ended_all(copy, what)
