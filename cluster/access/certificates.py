@@ -11,6 +11,7 @@ CA in front of the old one in ca.crt, then its key into ca.key; `make_node` sign
 """
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -91,9 +92,9 @@ def make_ca(folder: Path, cluster: str, days: int = CA_DAYS) -> None:
         with locked(folder):
             for path in (folder / "ca.crt", folder / "ca.key"):
                 if path.exists() or path.is_symlink():
+                    replace = shlex.join(["quire", "certs", "init", str(folder), "--cluster", cluster, "--next"])
                     raise CertificatesRefused(
-                        f"{path} exists: use another folder, or `quire certs init {folder} --cluster {cluster} --next` "
-                        "to replace the CA of a running cluster"
+                        f"{path} exists: use another folder, or `{replace}` to replace the CA of a running cluster"
                     )
             certificate, key = _new_ca(cluster, days)
             replace_files(
@@ -116,9 +117,10 @@ def add_ca(folder: Path, cluster: str, days: int = CA_DAYS) -> None:
             if old.cluster != cluster:
                 raise CertificatesRefused(f"{folder / 'ca.crt'} is of the cluster {old.cluster}, not {cluster}")
             if len(old.all) >= MAX_CAS:
+                shown = shlex.quote(str(folder))
                 raise CertificatesRefused(
                     f"{folder / 'ca.crt'} holds {len(old.all)} CAs already: finish that replacement with "
-                    f"`quire certs node {folder} NODE` for each node and `quire certs retire {folder}`"
+                    f"`quire certs node {shown} NODE` for each node and `quire certs retire {shown}`"
                 )
             certificate, key = _new_ca(cluster, days)
             # In this order: a key whose certificate is not in ca.crt could sign nothing that anyone accepts.
@@ -141,8 +143,9 @@ def retire_ca(folder: Path) -> int:
             authority = _authority(folder)
             for path in sorted(folder.glob("*.crt")):
                 if path.name != "ca.crt" and not _is_signed(_certificates(path)[0], authority.certificate):
+                    sign = shlex.join(["quire", "certs", "node", str(folder), path.stem])
                     raise CertificatesRefused(
-                        f"{path} is not signed by the newest CA: run `quire certs node {folder} {path.stem}` and copy "
+                        f"{path} is not signed by the newest CA: run `{sign}` and copy "
                         "both its files to the node, or move the file away if there is no such node any more"
                     )
             if len(authority.all) > 1:
@@ -194,7 +197,8 @@ def show(path: Path) -> list[Shown]:
     """
     files = sorted(path.glob("*.crt")) if path.is_dir() else [path]
     if not files:
-        raise CertificatesRefused(f"{path} holds no *.crt; make a CA with `quire certs init {path} --cluster NAME`")
+        make = f"quire certs init {shlex.quote(str(path))} --cluster NAME"
+        raise CertificatesRefused(f"{path} holds no *.crt; make a CA with `{make}`")
     return [_shown(file.name, certificate) for file in files for certificate in _certificates(file)]
 
 

@@ -7,6 +7,7 @@ at once after a server refused what it held. A file that is missing or half writ
 """
 
 import logging
+import shlex
 import ssl
 import stat
 import time
@@ -209,5 +210,5 @@ def warning_of(token_file: Path) -> str | None:
         return None
     return (
         f"token file {token_file} has mode {stat.S_IMODE(mode):04o}: every user of this machine may read or change it; "
-        f"run `chmod o= {token_file}`, and if it was readable for long, make another token"
+        f"run `chmod o= {shlex.quote(str(token_file))}`, and if it was readable for long, make another token"
     )

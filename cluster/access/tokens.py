@@ -16,6 +16,7 @@ import hashlib
 import hmac
 import re
 import secrets
+import shlex
 import stat
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -132,7 +133,7 @@ def add_token(path: Path, name: str, role: Role, expires_at: float | None) -> st
     text, digest = _new_text()
     with _changing(path) as change:
         if change.before.by_name(name) is not None:
-            revoke = f"revoke it first (`quire token revoke {name} --file {path}`)"
+            revoke = f"revoke it first (`quire token revoke {name} --file {shlex.quote(str(path))}`)"
             raise TokensRefused(
                 f"{path} has a token {name} already; {revoke}, or choose another name, such as {name}-2; `quire token "
                 "renew` gives the same name a new one"
@@ -153,7 +154,7 @@ def renew_token(path: Path, name: str, expires_at: float | None) -> str:
         if (token := change.before.by_name(name)) is None or token.is_old:
             raise _no_such(path, name)
         if change.before.by_name(old := f"{name}{OLD}") is not None:
-            revoke = f"quire token revoke {old} --file {path}"
+            revoke = f"quire token revoke {old} --file {shlex.quote(str(path))}"
             raise TokensRefused(f"{path} has {old} already; once nobody uses it, run `{revoke}`, then renew {name}")
         change.lines[change.number_of(name)] = _line(old, token.digest, token.role, token.expires_at)
         change.lines.append(_line(name, digest, token.role, expires_at))
@@ -226,7 +227,7 @@ def _line(name: str, digest: bytes, role: Role, expires_at: float | None) -> str
 
 def _no_such(path: Path, name: str) -> TokensRefused:
     shown = f"named {name}" if _NAME.fullmatch(name.removesuffix(OLD)) else "of that name"
-    return TokensRefused(f"{path} has no token {shown}; `quire token list --file {path}` lists them")
+    return TokensRefused(f"{path} has no token {shown}; `quire token list --file {shlex.quote(str(path))}` lists them")
 
 
 def _digest_of(text: str) -> bytes:
@@ -307,7 +308,8 @@ def _expiry_of(text: str, what: str) -> float | None:
 def _alarm_of(path: Path, mode: int) -> str | None:
     if not mode & (stat.S_IROTH | stat.S_IWOTH):
         return None
+    file = shlex.quote(str(path))
     return (
         f"the token file {path} has mode {stat.S_IMODE(mode):04o}: every user of this machine may read or change it; "
-        f"run `chmod o= {path}`, and look for tokens that you did not make (`quire token list --file {path}`)"
+        f"run `chmod o= {file}`, and look for tokens that you did not make (`quire token list --file {file}`)"
     )

@@ -1,5 +1,6 @@
 """`quire certs`: the certificates of a cluster. It needs the package cryptography; nodes and clients do not."""
 
+import shlex
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -42,13 +43,14 @@ def init(
 
         make = certificates.add_ca if following else certificates.make_ca
         make(folder, cluster, days or certificates.CA_DAYS)
+    shown = shlex.quote(str(folder))
     if following:
         say(f"{folder}/ca.crt holds a new CA and the old one. Copy it to every node and client before you go on with:")
-        say(f"    quire certs node {folder} NODE     for every node; then copy NODE.crt and NODE.key to it")
-        say(f"    quire certs retire {folder}        then copy ca.crt to every node and client again")
+        say(f"    quire certs node {shown} NODE     for every node; then copy NODE.crt and NODE.key to it")
+        say(f"    quire certs retire {shown}        then copy ca.crt to every node and client again")
     else:
         say(f"{folder} holds the CA of the cluster {cluster}. Keep ca.key here, closed to others. For every node, run:")
-        say(f"    quire certs node {folder} NODE --host NAME")
+        say(f"    quire certs node {shown} NODE --host NAME")
 
 
 @certs_app.command()

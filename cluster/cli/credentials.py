@@ -1,6 +1,7 @@
 """`quire secret` and `quire token`: the files by which nodes know each other, and clients."""
 
 import re
+import shlex
 import time
 from enum import StrEnum
 from pathlib import Path
@@ -58,7 +59,7 @@ def new_secret(file: Annotated[Path, typer.Argument(help="The file to create. It
         complain(f"{file} cannot be created: {(error.strerror or str(error)).lower()}")
         raise typer.Exit(Exit.FAILED) from None
     say(f"{file} holds a new secret. Copy it to every node, readable only by the node's user, and start each with:")
-    say(f"    quire serve ... --peer-secret-file {file}")
+    say(f"    quire serve ... --peer-secret-file {shlex.quote(str(file))}")
 
 
 @token_app.command("new")

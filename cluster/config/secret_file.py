@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shlex
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,8 @@ def _alarm_of(path: Path, mode: int) -> str | None:
         return None
     return (
         f"peer_secret_file {path} has mode {stat.S_IMODE(mode):04o}: every user of this machine may read or change it; "
-        f"run `chmod o= {path}`, and if it was readable for long, rotate the secret (deploy/runbook.md)"
+        f"run `chmod o= {shlex.quote(str(path))}`, and if it was readable for long, rotate the secret "
+        "(deploy/runbook.md)"
     )
 
 

@@ -1,5 +1,6 @@
 """`quire members`: who belongs to the cluster, and changes of it; `quire drain` and `undrain`."""
 
+import shlex
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -123,7 +124,8 @@ def add(
     for node_id, address in known.items():
         others = ",".join(other for name, other in known.items() if name != node_id and name not in addresses)
         others = others or next(other for name, other in known.items() if name != node_id)
-        say(f"    quire serve --node {node_id} --listen {address} --data-dir ... --join {others}")
+        flags = ["--node", node_id, "--listen", address, "--data-dir", "...", "--join", others]
+        say(f"    quire serve {shlex.join(flags)}")
 
 
 @members_app.command()

@@ -5,6 +5,7 @@ are dialled first, as this node dials them, and whatever answers as one of them,
 """
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -142,13 +143,15 @@ def _show(found: "Survivor", *, as_json: bool) -> None:
 
 
 def _tell(plan: "RecoveryPlan", data_dir: Path, *, as_json: bool) -> None:
-    start = f"quire serve --node {plan.node_id} --listen {plan.address} --data-dir {data_dir}"
+    listening = ["--node", plan.node_id, "--listen", plan.address]
+    start = shlex.join(["quire", "serve", *listening, "--data-dir", str(data_dir)])
+    joining = ["--data-dir", "EMPTY_DIR", "--join", plan.address]
     joins = {
-        node: f"quire serve --node {node} --listen {address} --data-dir EMPTY_DIR --join {plan.address}"
+        node: shlex.join(["quire", "serve", "--node", node, "--listen", address, *joining])
         for node, address in plan.others
     }
-    pairs = " ".join(f"{node}={address}" for node, address in plan.others)
-    add = f"quire members add {pairs} --server {plan.address}" if pairs else None
+    pairs = [f"{node}={address}" for node, address in plan.others]
+    add = shlex.join(["quire", "members", "add", *pairs, "--server", plan.address]) if pairs else None
     if as_json:
         facts: dict[str, object] = {"node_id": plan.node_id, "history": plan.history.hex(), "cluster": plan.name}
         facts |= {"commit_index": plan.commit_index, "end": plan.end, "start": start, "join": joins, "add": add}

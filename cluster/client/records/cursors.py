@@ -1,6 +1,7 @@
 """Cursors: named positions in the log, as an operator and a consumer set them."""
 
 import re
+import shlex
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TypedDict
 from urllib.parse import quote, urlencode
@@ -173,7 +174,7 @@ class Cursors:
             if found not in (None, shards):
                 raise ReshardRefused(
                     f"there is no cursor {cursor}, but {row['name']}: consume as one of {found}, or change their "
-                    f"number with `quire cursor reshard {name} {found} {shards}`"
+                    f"number with `quire cursor reshard {shlex.quote(name)} {found} {shards}`"
                 )
 
     async def commit(self, name: str, index: int, token: bytes) -> None:

@@ -13,6 +13,7 @@ have moved on since.
 
 import asyncio
 import heapq
+import shlex
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
@@ -225,7 +226,7 @@ class CursorLags:
         lowest = self._bounds().lowest_index
         return [
             f"the cursor {read.name} is at index {read.index}, and this log begins at {lowest}: up to {read.lost:,} "
-            f"records expired before its consumer read them; run it, or `quire cursor delete {read.name}`"
+            f"records expired before its consumer read them; run it, or `quire cursor delete {shlex.quote(read.name)}`"
             for read in self._lost
         ]
 

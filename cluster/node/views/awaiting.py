@@ -4,6 +4,7 @@ The sentence is the same in `/readyz`, in `/status` and in the journal, where it
 """
 
 import asyncio
+import shlex
 from collections.abc import Callable, Mapping
 
 import structlog
@@ -21,7 +22,8 @@ SAY_AGAIN_S = 10.0
 def forming_sentence(config: ServeConfig, awaited: str) -> str:
     """The sentence of a node whose cluster is not formed yet; `awaited` is `Forming.awaited`."""
     if config.join:
-        add = f"quire members add {config.node}={config.members[config.node]} --server {config.join[0]}"
+        member = f"{config.node}={config.members[config.node]}"
+        add = shlex.join(["quire", "members", "add", member, "--server", config.join[0]])
         return f"this node is not a member yet: run `{add}`; it waits for {awaited or ', '.join(config.join)}"
     return f"the cluster is not formed yet; it forms once all members are waiting: {awaited or 'there is no other'}"
 

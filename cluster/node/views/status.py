@@ -3,6 +3,7 @@
 They read the parts and change nothing.
 """
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -178,10 +179,10 @@ def standing_alarms(node: NodeView) -> list[str]:
     """The alarms that last until the configuration is fixed, or code is changed or accepted; they are also logged."""
     config, components = node.config, node.formed
     address = node.addresses.of(config.node) or config.members[config.node]
+    move = shlex.join(["quire", "members", "move", f"{config.node}={config.listen}"])
     misplaced = (
         f"this node listens on {config.listen}, but others dial it at {address}, its address in members; correct "
-        f"--listen, or run `quire members move {config.node}={config.listen}`, unless something forwards one to the "
-        "other"
+        f"--listen, or run `{move}`, unless something forwards one to the other"
     )
     known = [*trust_alarms(node), *([] if may_serve(config.listen, address) else [misplaced])]
     if components is None:
