@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .errors import LogRotten as LogRotten
     from .errors import NoRoom as NoRoom
     from .errors import NotFrameBoundary as NotFrameBoundary
+    from .errors import NotRegularFile as NotRegularFile
     from .errors import NotYetFlushed as NotYetFlushed
     from .errors import PayloadInvalid as PayloadInvalid
     from .errors import RecordsTruncated as RecordsTruncated
@@ -136,8 +137,8 @@ _MODULES = {
     "change.truncation": "Walk",
     "errors": (
         "ChainBroken DiskFull FileUnlinked ForeignStore FrameCorrupt FrameInvalid IndexExpired IndexOutOfBounds "
-        "LogClosed LogError LogLocked LogReadOnly LogRotten NoRoom NotFrameBoundary NotYetFlushed PayloadInvalid "
-        "RecordsTruncated RecordTooLarge ResourcesExhausted UnexpectedIndex UnknownVersion"
+        "LogClosed LogError LogLocked LogReadOnly LogRotten NoRoom NotFrameBoundary NotRegularFile NotYetFlushed "
+        "PayloadInvalid RecordsTruncated RecordTooLarge ResourcesExhausted UnexpectedIndex UnknownVersion"
     ),
     "features": (
         "CONSUMERS FEATURES FITNESS HISTORY MAX_FEATURE_LENGTH MAX_FEATURES MEMBERSHIP SESSION_OWNERS SESSION_TTL "

@@ -122,6 +122,14 @@ class LogReadOnly(LogError):
         self.reason = reason
 
 
+class NotRegularFile(QuireError, OSError):
+    """What is at the path is a folder, a pipe, a socket, a device, or a symbolic link that leads to no file."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} is not a regular file")
+        self.path = path
+
+
 class FileUnlinked(QuireError, OSError):
     """The synced file no longer has a name, and this program did not remove it: its content is lost.
 

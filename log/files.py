@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from .errors import DiskFull, FileUnlinked, LogLocked, ResourcesExhausted
+from .errors import DiskFull, FileUnlinked, LogLocked, NotRegularFile, ResourcesExhausted
 from .storage import Directory, Storage
 
 LOCK_NAME = "lock"
@@ -25,6 +25,7 @@ FOLDER_MODE, FILE_MODE = 0o750, 0o640
 """Of the folders and files that quire creates for records: only the owner writes, and nobody but the group reads."""
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.ENODEV, errno.ENXIO})
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
@@ -83,13 +84,19 @@ def open_regular(path: str, access: int = os.O_RDONLY) -> int:
     """Return the descriptor of a regular file that exists, without waiting, as one would for a named pipe's writer.
 
     Raises:
-        OSError: it cannot be opened, or is something else.
+        NotRegularFile: it is something else.
+        OSError: it cannot be opened.
     """
-    descriptor = os.open(path, access | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        descriptor = os.open(path, access | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise NotRegularFile(path) from error
+        raise
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)
-    raise OSError(errno.EINVAL, "it is not a regular file", path)
+    raise NotRegularFile(path)
 
 
 class FileStorage:

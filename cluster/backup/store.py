@@ -12,6 +12,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import NamedTuple, Protocol
 
+from quire.log import NotRegularFile
 from quire.log.files import make_folder, open_file, open_regular, sync_folder
 
 from ..errors import ClusterError
@@ -19,8 +20,6 @@ from ..errors import ClusterError
 SCHEMES = ("s3://", "gs://", "az://")
 FILE_SCHEME = "file://"
 TEMPORARY = ".tmp"
-NO_FILE = frozenset({errno.EINVAL, errno.ELOOP, errno.ENXIO, errno.ENODEV})
-"""Of the opening of what is no regular file: a pipe, a folder, a link, a socket, a device."""
 NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
@@ -120,9 +119,7 @@ class FolderStore:
                 descriptor = open_regular(str(self._root / key), os.O_RDONLY | os.O_NOFOLLOW)
             except (FileNotFoundError, NotADirectoryError):
                 raise StoreMissing(key, self.name) from None
-            except OSError as error:
-                if error.errno not in NO_FILE:
-                    raise
+            except NotRegularFile:
                 raise StoreDamaged(key, self.name, "it is not a regular file") from None
             with os.fdopen(descriptor, "rb") as file:
                 size = os.fstat(descriptor).st_size

@@ -24,10 +24,12 @@ from ..errors import ArchiveDiverges, ForeignLog, OptionRefused
 from .manifest import (
     MANIFEST_FILE,
     MANIFEST_VERSION,
+    MAX_LINE_BYTES,
     OWN_FOLDER,
     ArchiveManifest,
     encode_line,
-    read_manifest_bytes,
+    manifest_stamp,
+    open_manifest,
 )
 from .writer import NEW_FOLDER, Written
 
@@ -85,7 +87,8 @@ class ArchiveAppender:
         counted = set() if self._manifest is None else {held.file for held in self._manifest.files}
         top = Path(self.path)
         for file in [*top.glob("date=*/segment=*/*.parquet"), *top.glob(f"{NEW_FOLDER}/*")]:
-            if str(file.relative_to(top)) not in counted:
+            is_own = file.parent.resolve().is_relative_to(top.resolve())  # And not of a folder that a link leads to.
+            if is_own and str(file.relative_to(top)) not in counted:
                 file.unlink()
 
 
@@ -105,7 +108,9 @@ def open_archive(path: str) -> Generator[ArchiveAppender]:
     directory.lock()
     try:
         _cut_short_line(path)
-        keeper = ArchiveAppender(path, ArchiveManifest.read(path) if read_manifest_bytes(path) else None)
+        stamp = manifest_stamp(path)
+        is_begun = stamp is not None and stamp[1] > 0
+        keeper = ArchiveAppender(path, ArchiveManifest.read(path) if is_begun else None)
         keeper.clean()
         yield keeper
     finally:
@@ -114,9 +119,15 @@ def open_archive(path: str) -> Generator[ArchiveAppender]:
 
 def _cut_short_line(path: str) -> None:
     """Truncate the manifest after its last complete line."""
-    raw = read_manifest_bytes(path)
-    whole = 0 if raw is None else raw.rfind(b"\n") + 1
-    if raw is not None and whole < len(raw):
-        with open(os.path.join(path, MANIFEST_FILE), "r+b") as file:
-            file.truncate(whole)
-            os.fsync(file.fileno())
+    file = open_manifest(path)
+    if file is None:
+        return
+    with file:
+        size = file.seek(0, os.SEEK_END)
+        begin = max(0, size - MAX_LINE_BYTES)
+        file.seek(begin)
+        whole = file.read(MAX_LINE_BYTES).rfind(b"\n") + 1
+    if begin + whole < size and (whole or not begin):  # Otherwise the last line is longer than any: damage.
+        with open(os.path.join(path, MANIFEST_FILE), "r+b") as opened:
+            opened.truncate(begin + whole)
+            os.fsync(opened.fileno())

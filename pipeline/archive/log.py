@@ -7,6 +7,7 @@ every crc and the chain are checked, and the same code makes the columns.
 from __future__ import annotations
 
 import os
+import stat
 from bisect import bisect_left
 from collections.abc import Iterator
 
@@ -24,6 +25,9 @@ from .manifest import ArchiveFile, ArchiveManifest, footer_crc32c, manifest_stam
 
 LEAD = "lead"
 INDEX = "index"
+READ_COLUMNS = {INDEX: pa.int64(), LEAD: pa.binary(), "value": pa.binary()}
+MAX_GROUP_BYTES = 512 << 20
+"""Uncompressed, of the columns that are read: a group ends at 8 MiB (`writer.py`), unless its last frame is larger."""
 
 
 class ArchiveLog:
@@ -98,13 +102,17 @@ class ArchiveLog:
         return found
 
     def _check_size(self, held: ArchiveFile) -> None:
-        """Raise ArchiveDamaged for a missing or truncated file before anything is read."""
+        """Raise ArchiveDamaged for a missing or truncated file, or what is no file, before anything is read."""
         try:
-            size = os.stat(os.path.join(self.name, held.file)).st_size
+            found = os.stat(os.path.join(self.name, held.file))
         except FileNotFoundError:
             raise self._damaged(held, "it is missing") from None
-        if size != held.file_bytes:
-            raise self._damaged(held, f"it has {size} bytes, not {held.file_bytes}")
+        except OSError as error:
+            raise self._damaged(held, error.strerror or str(error)) from None
+        if not stat.S_ISREG(found.st_mode):
+            raise self._damaged(held, "it is not a regular file")
+        if found.st_size != held.file_bytes:
+            raise self._damaged(held, f"it has {found.st_size} bytes, not {held.file_bytes}")
 
     def rows(self, stretch: Stretch, skimmer: Skimmer) -> Iterator[Rows]:
         for place in range(self.manifest.place_of(stretch.from_index), len(self.manifest.files)):
@@ -129,7 +137,11 @@ class ArchiveLog:
                         tail = self.manifest.before(place)
                     elif tail is None:
                         tail = Tail(header.index, header.epoch, header.timestamp, header.prev_crc32c)
+                        if not held.from_index < header.index <= stretch.from_index:
+                            raise FrameInvalid(f"its frame at index {header.index} is in another place", offset)
                     tail = follow(tail, header)
+                    if tail.index > held.to_index:
+                        raise FrameInvalid(f"its frame at index {header.index} goes on after its end", offset)
                     gathering.add(header, offset)
                 yield gathering.rows(stretch.from_index, stretch.to_index)
         except (pa.ArrowException, OSError, FrameInvalid, ChainBroken, PayloadInvalid, UnknownVersion) as error:
@@ -141,15 +153,25 @@ class ArchiveLog:
 
     def _raw_pieces(self, held: ArchiveFile, from_index: int, to_index: int) -> Iterator[bytes]:
         """The frames of the row groups that hold [from_index, to_index), byte for byte as in the log."""
+        self._check_size(held)
         path = os.path.join(self.name, held.file)
         if footer_crc32c(path) != held.footer_crc32c:
             raise self._damaged(held, "its footer fails its crc32c")
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            column = file.schema_arrow.names.index(INDEX)
+            kinds = {field.name: field.type for field in file.schema_arrow}
+            if len(kinds) != len(file.schema_arrow) or not READ_COLUMNS.items() <= kinds.items():
+                raise self._damaged(held, "it lacks a column, or has one twice")
+            columns = {file.schema.column(number).path: number for number in range(len(file.schema))}
             for group in range(file.num_row_groups):
-                bounds = file.metadata.row_group(group).column(column).statistics
+                described = file.metadata.row_group(group)
+                bounds = described.column(columns[INDEX]).statistics
+                if bounds is None or not bounds.has_min_max:
+                    raise self._damaged(held, f"the indices of its row group {group} are unknown")
                 if bounds.max < from_index or bounds.min >= to_index:
                     continue
+                size = sum(described.column(columns[name]).total_uncompressed_size for name in (LEAD, "value"))
+                if not 0 <= size <= MAX_GROUP_BYTES:
+                    raise self._damaged(held, f"its row group {group} has {size:,} bytes")
                 table = file.read_row_group(group, columns=[LEAD, "value"], use_threads=False)
                 yield _joined(table.column(LEAD), table.column("value"))
 

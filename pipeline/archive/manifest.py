@@ -18,15 +18,19 @@ row by row, are the log itself, and its crcs and its chain are checked whenever 
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import orjson
 from crc32c import crc32c
 
-from quire.log import Tail
+from quire.cluster.errors import LimitExceeded, Malformed
+from quire.cluster.values import decode_json
+from quire.log import NotRegularFile, Tail, open_regular
 
 from ..errors import ArchiveDamaged, ArchiveGap, NoLog
 
@@ -37,6 +41,13 @@ MANIFEST_VERSION = 1
 CRC_DIGITS = 8
 FOOTER_TAIL_BYTES = 8
 """The footer's length as u32, and `PAR1`."""
+MAX_LINE_BYTES = 4 << 10
+MAX_FOOTER_BYTES = 16 << 20
+
+_FILE = re.compile(r"date=[0-9]{4}-[0-9]{2}-[0-9]{2}/segment=([0-9]{20})/([0-9]{20})-([0-9]{20})\.parquet")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_MAX_ID = 64
+_MAX_INDEX, _MAX_U32, _MAX_U64 = (1 << 63) - 1, (1 << 32) - 1, (1 << 64) - 1
 
 
 class ArchiveFile(NamedTuple):
@@ -103,20 +114,22 @@ class ArchiveManifest:
             ArchiveDamaged: a line is damaged, or of another version.
             ArchiveGap: a file does not start where the previous one ends.
         """
-        raw = read_manifest_bytes(path)
-        if raw is None:
-            raise NoLog(path, f"it has no {MANIFEST_FILE}, so it is not an archive")
-        lines = list(whole_lines(path, raw))
-        if not lines:
-            raise NoLog(path, f"its {MANIFEST_FILE} is still empty")
+        lines = whole_lines(path)
         try:
-            head = lines[0]
-            if head["version"] != MANIFEST_VERSION:
-                raise ArchiveDamaged(path, MANIFEST_FILE, f"it has version {head['version']}, which is unknown here")
-            files = [ArchiveFile(**line) for line in lines[1:]]
-            return cls(path, head["cluster_id"], Tail(*head["origin"]), files)
-        except (TypeError, KeyError) as error:
-            raise ArchiveDamaged(path, MANIFEST_FILE, f"a line lacks a field ({error})") from error
+            head = next(lines, None)
+            if head is None:
+                raise NoLog(path, f"its {MANIFEST_FILE} is still empty")
+            version = head["version"]
+            if type(version) is not int or version != MANIFEST_VERSION:
+                raise ArchiveDamaged(path, MANIFEST_FILE, f"it has version {version!r:.20}, which is unknown here")
+            cluster_id, origin = head["cluster_id"], Tail(*head["origin"])
+            if type(cluster_id) is not str or len(cluster_id) > _MAX_ID:
+                raise ValueError(f"{cluster_id!r:.80} is not the id of a cluster")
+            _check_tail(origin)
+            return cls(path, cluster_id, origin, list(map(_archive_file, lines)))
+        except (TypeError, KeyError, ValueError) as error:
+            reason = f"a line lacks a field, or has an impossible one ({error})"
+            raise ArchiveDamaged(path, MANIFEST_FILE, reason) from error
 
 
 def is_archive(path: str) -> bool:
@@ -124,32 +137,71 @@ def is_archive(path: str) -> bool:
     return os.path.isfile(os.path.join(path, MANIFEST_FILE))
 
 
-def read_manifest_bytes(path: str) -> bytes | None:
-    """The manifest's bytes; None if there is no manifest."""
+def _archive_file(line: dict[str, Any]) -> ArchiveFile:
+    """A file that a line names. Raises TypeError, ValueError: a field is missing, of another type, or impossible."""
+    held = ArchiveFile(**line)
+    match = _FILE.fullmatch(held.file)
+    if match is None or tuple(map(int, match.groups())) != (held.segment, held.from_index, held.to_index):
+        raise ValueError(f"{held.file!r:.120} does not name the records [{held.from_index}, {held.to_index})")
+    _check_number(held.segment, held.from_index)
+    _check_number(held.from_index, held.to_index - 1)
+    _check_number(held.frames, held.to_index - held.from_index)
+    _check_number(held.footer_crc32c, _MAX_U32)
+    _check_number(held.file_bytes, _MAX_INDEX)
+    _check_number(held.log_bytes, _MAX_INDEX)
+    _check_tail(held.tail)
+    if _SHA256.fullmatch(held.sha256) is None:
+        raise ValueError(f"{held.sha256!r:.80} is not a sha256")
+    return held
+
+
+def _check_tail(tail: Tail) -> None:
+    for number, most in zip(tail, (_MAX_INDEX, _MAX_U64, _MAX_U64, _MAX_U32), strict=True):
+        _check_number(number, most)
+
+
+def _check_number(number: object, most: int) -> None:
+    if type(number) is not int or not 0 <= number <= most:
+        raise ValueError(f"{number!r:.40} is not a number from 0 to {most}")
+
+
+def open_manifest(path: str) -> BinaryIO | None:
+    """The manifest, open for reading; None if there is none.
+
+    Raises:
+        ArchiveDamaged: it is not a regular file.
+    """
     try:
-        with open(os.path.join(path, MANIFEST_FILE), "rb") as file:
-            return file.read()
+        return os.fdopen(open_regular(os.path.join(path, MANIFEST_FILE)), "rb")
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except NotRegularFile as error:
+        raise ArchiveDamaged(path, MANIFEST_FILE, "it is not a regular file") from error
 
 
 def manifest_stamp(path: str) -> tuple[int, int, int] | None:
     """A stamp that changes when the manifest grows or is replaced; None if there is no manifest."""
     try:
         status = os.stat(os.path.join(path, MANIFEST_FILE))
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:
         return None
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def footer_crc32c(path: str) -> int:
-    """The crc32c of a Parquet file's footer, its length and the final `PAR1`. Raises OSError."""
-    with open(path, "rb") as file:
+    """The crc32c of a Parquet file's footer, its length and the final `PAR1`.
+
+    Raises:
+        OSError: it cannot be read, is not a regular file, or its footer is longer than MAX_FOOTER_BYTES.
+    """
+    with os.fdopen(open_regular(path), "rb") as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - FOOTER_TAIL_BYTES))
         length = int.from_bytes(file.read(FOOTER_TAIL_BYTES)[:4], "little")
+        if length > MAX_FOOTER_BYTES:
+            raise OSError(errno.EFBIG, f"its footer has {length:,} bytes", path)
         file.seek(max(0, end - FOOTER_TAIL_BYTES - length))
-        return crc32c(file.read())
+        return crc32c(file.read(length + FOOTER_TAIL_BYTES))
 
 
 def encode_line(document: Mapping[str, object]) -> bytes:
@@ -158,15 +210,36 @@ def encode_line(document: Mapping[str, object]) -> bytes:
     return b"%b %08x\n" % (text, crc32c(text))
 
 
-def whole_lines(path: str, raw: bytes) -> Iterator[dict[str, Any]]:
-    """The documents in the lines, without a last line that a crash cut short.
+def whole_lines(path: str) -> Iterator[dict[str, Any]]:
+    """The documents in the manifest's lines, without a last line that a crash cut short.
 
     Raises:
+        NoLog: there is no manifest.
         ArchiveDamaged: another line is damaged.
     """
-    lines = raw.split(b"\n")[:-1]  # After the last newline there is nothing, or an incomplete line.
-    for number, line in enumerate(lines, 1):
-        text, crc = line[: -CRC_DIGITS - 1], line[-CRC_DIGITS:]
-        if b"%08x" % crc32c(text) != crc:
-            raise ArchiveDamaged(path, MANIFEST_FILE, f"line {number} fails its crc32c")
-        yield orjson.loads(text)
+    file = open_manifest(path)
+    if file is None:
+        raise NoLog(path, f"it has no {MANIFEST_FILE}, so it is not an archive")
+    with file:
+        number = 0
+        while line := file.readline(MAX_LINE_BYTES):
+            number += 1
+            if not line.endswith(b"\n"):
+                if len(line) < MAX_LINE_BYTES:
+                    return  # A crash cut it short.
+                raise ArchiveDamaged(path, MANIFEST_FILE, f"line {number} is longer than {MAX_LINE_BYTES} bytes")
+            yield _document(path, number, line[:-1])
+
+
+def _document(path: str, number: int, line: bytes) -> dict[str, Any]:
+    """Raises ArchiveDamaged."""
+    text, crc = line[: -CRC_DIGITS - 1], line[-CRC_DIGITS:]
+    if b"%08x" % crc32c(text) != crc:
+        raise ArchiveDamaged(path, MANIFEST_FILE, f"line {number} fails its crc32c")
+    try:
+        document = decode_json(text, 2)
+    except (Malformed, LimitExceeded) as error:
+        raise ArchiveDamaged(path, MANIFEST_FILE, f"line {number} cannot be read ({error})") from error
+    if not isinstance(document, dict):
+        raise ArchiveDamaged(path, MANIFEST_FILE, f"line {number} is not a map")
+    return document

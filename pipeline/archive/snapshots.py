@@ -6,7 +6,7 @@ import os
 from contextlib import closing
 from typing import NamedTuple
 
-from quire.log import FileDirectory, ReadOnlyDirectory
+from quire.log import FileDirectory, NotRegularFile, ReadOnlyDirectory
 from quire.sm import Manifest, Owner, SnapshotDamaged, SnapshotStore, write_file
 from quire.sm.snapshots.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, decode_manifest
 from quire.sm.snapshots.store import SNAPSHOTS_FOLDER, chunk_name
@@ -14,6 +14,8 @@ from quire.sm.snapshots.store import SNAPSHOTS_FOLDER, chunk_name
 from .manifest import OWN_FOLDER, is_archive
 
 GENESIS_FILE = "genesis"
+MAX_GENESIS_BYTES = 1 << 20
+"""As in quire.cluster.data_dir, which takes long to import."""
 
 
 class StoredSnapshot(NamedTuple):
@@ -50,6 +52,8 @@ def stored_snapshots(path: str) -> StoredSnapshots:
             continue  # The node has removed it in the meantime.
         except SnapshotDamaged as error:
             found.damaged.append(error)
+        except (NotADirectoryError, NotRegularFile):
+            found.damaged.append(SnapshotDamaged(snapshot=name, reason="it has no manifest that is a file"))
     return found
 
 
@@ -66,8 +70,8 @@ def copy_genesis(data_dir: str, archive: str) -> None:
     new = f"{GENESIS_FILE}.new"
     if new in folder.list():
         folder.remove(new)
-    with open(source, "rb") as file:
-        write_file(folder, new, file.read())
+    with closing(ReadOnlyDirectory(data_dir).open(GENESIS_FILE)) as file:
+        write_file(folder, new, file.read_at(0, MAX_GENESIS_BYTES))
     folder.rename(new, GENESIS_FILE)
     folder.sync()
 

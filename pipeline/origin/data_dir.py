@@ -10,9 +10,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import closing
 
-import orjson
 from crc32c import crc32c
 
+from quire.cluster.data_dir.identity import IDENTITY_FILE, MAX_IDENTITY_BYTES
+from quire.cluster.errors import LimitExceeded, Malformed
+from quire.cluster.values import DEPTH_LIMIT, decode_json
 from quire.log import (
     HEADER_BYTES,
     MARK_NAME,
@@ -35,7 +37,6 @@ from ..errors import NoLog, RecordsLost
 from .origin import Bounds, Stretch
 from .rows import RowBuilder, Rows
 
-IDENTITY_FILE = "identity"
 CHUNK_BYTES = 1 << 20
 """How much is read and decoded at a time: small enough for the processor's cache."""
 
@@ -66,12 +67,16 @@ class DataDirLog:
         """The history in the identity file; None if there is no such file, or it names none. Raises NoLog."""
         try:
             with closing(self._directory.open(IDENTITY_FILE)) as file:
-                line, _, check = file.read_at(0, file.size).partition(b"\n")
+                line, _, check = file.read_at(0, MAX_IDENTITY_BYTES).partition(b"\n")
         except FileNotFoundError:
             return None
         if check.strip() != b"%08x" % crc32c(line):
             raise NoLog(self.name, f"its file {IDENTITY_FILE} fails its crc32c")
-        history = orjson.loads(line).get("history")
+        try:
+            identity = decode_json(line, DEPTH_LIMIT + 1)
+        except (Malformed, LimitExceeded) as error:
+            raise NoLog(self.name, f"its file {IDENTITY_FILE} cannot be read: {error}") from error
+        history = identity.get("history") if isinstance(identity, dict) else None
         return history if isinstance(history, str) else None
 
     def bounds(self) -> Bounds:
@@ -176,7 +181,7 @@ def _piece(
     offset, end = 0, position
     try:
         size = decode_header(raw).size
-        if size > len(raw):
+        if len(raw) < size <= segment.store.size - position:
             raw = memoryview(segment.store.read_at(position, size))
         if size > len(raw):
             raise FrameInvalid("the payload is cut short")

@@ -116,7 +116,8 @@ class RowBuilder:
         runs = unpack_trusted(self.raw[start : end + shift], _no_ext)
         if type(runs) is not list or not runs or {list} != set(map(type, runs)) or {3} != set(map(len, runs)):
             raise PayloadInvalid("the runs are not an array of [session, sequence, count]")
-        if {int} != set(map(type, chain.from_iterable(runs))) or sum(run[2] for run in runs) != count:
+        numbers = list(chain.from_iterable(runs))
+        if {int} != set(map(type, numbers)) or min(numbers) < 0 or sum(numbers[2::3]) != count:
             raise PayloadInvalid(f"the runs do not hold {count} records")
         self._runs += map(tuple, runs)
 

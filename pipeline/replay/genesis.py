@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from typing import NamedTuple
 
-from quire.log import HEADER_BYTES, Kind, decode_system, walk_frames
+from quire.log import HEADER_BYTES, Kind, LogError, ReadOnlyDirectory, Value, decode_system, walk_frames
 from quire.log.packing import Skimmer
 from quire.sm import SESSION_LIMITS, Sessions, StateMachine, limit_state
 from quire.sm.machines.registry import recorded_machine
 
-from ..archive.snapshots import GENESIS_FILE, snapshot_root
-from ..errors import GenesisMissing, MachineDiffers
+from ..archive.snapshots import GENESIS_FILE, MAX_GENESIS_BYTES, snapshot_root
+from ..errors import GenesisMissing, MachineDiffers, NoLog
 from ..origin.origin import Origin, Stretch
 
 
@@ -45,17 +46,27 @@ class Genesis(NamedTuple):
         return Sessions(**{name: self.limits[name] for name in SESSION_LIMITS if name in self.limits})
 
 
+def _fields_in(path: str) -> dict[str, Value]:
+    """The record in the genesis file. Raises NoLog: it is damaged."""
+    try:
+        with closing(ReadOnlyDirectory(snapshot_root(path)).open(GENESIS_FILE)) as file:
+            [frame] = walk_frames(file.read_at(0, MAX_GENESIS_BYTES))
+        return decode_system(frame.payload)
+    except (OSError, LogError, ValueError) as error:
+        raise NoLog(path, f"its file {GENESIS_FILE} is damaged: {error}") from error
+
+
 def genesis_of(path: str, origin: Origin) -> Genesis:
     """The genesis of a log, from the file that outlives the first segment or from the log's first frame.
 
     Raises:
         GenesisMissing: there is neither.
+        NoLog: the file, or what it says, is damaged.
     """
     file = os.path.join(snapshot_root(path), GENESIS_FILE)
     lowest = origin.bounds().lowest_index
     if os.path.isfile(file):
-        with open(file, "rb") as opened:
-            fields = decode_system(next(walk_frames(opened.read())).payload)
+        fields = _fields_in(path)
     elif lowest == 0:
         rows = next(iter(origin.rows(Stretch(0, 1, 0), Skimmer())), None)
         if rows is None:
@@ -69,6 +80,8 @@ def genesis_of(path: str, origin: Origin) -> Genesis:
     match fields:
         case {"type": "genesis", "machine": [str(name), int(version)], "initial": initial, "limits": {**limits}}:
             numbers = {str(limit): number for limit, number in limits.items() if isinstance(number, int)}
+            if any(not 0 <= number < 1 << 63 for number in numbers.values()):
+                raise NoLog(path, "its genesis has a limit that is impossible")
             cluster_id = fields.get("cluster_id")
             known = cluster_id.hex() if isinstance(cluster_id, bytes) else None
             return Genesis((name, version), initial, numbers, known)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from hashlib import file_digest
 from typing import TYPE_CHECKING, NamedTuple
 
-from quire.log import FrameCorrupt, Tail
+from quire.log import FrameCorrupt, Tail, open_regular
 
 from ..archive.log import ArchiveLog
 from ..archive.manifest import is_archive
@@ -172,7 +172,9 @@ def _walk(piece: ScrubPiece) -> WalkedPiece:
 
 def _check_sha256(origin: ArchiveLog, stretch: Stretch, walked: WalkedPiece) -> None:
     held = origin.manifest.files[origin.manifest.place_of(stretch.from_index)]
-    with suppress(FileNotFoundError), open(os.path.join(origin.name, held.file), "rb") as file:
+    with suppress(OSError), os.fdopen(open_regular(os.path.join(origin.name, held.file)), "rb") as file:
+        if os.fstat(file.fileno()).st_size != held.file_bytes:
+            return  # The walk says so.
         if file_digest(file, "sha256").hexdigest() != held.sha256:
             reason = "its sha256 differs from the manifest's"
             _find(walked, "corrupt", reason, held.from_index, held.to_index, held.file)

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from quire.log import Directory, DiskFull, ResourcesExhausted, Tail, is_exhaustion
+from quire.log import Directory, DiskFull, NotRegularFile, ResourcesExhausted, Tail, is_exhaustion
 
 from ..applier import Applier
 from ..boundary import LOG_START, Boundary
@@ -253,7 +253,7 @@ class SnapshotStore:
             try:
                 with closing(self._folder.existing(name).open(file_name)) as file:
                     found = file.size
-            except (FileNotFoundError, NotADirectoryError):
+            except (FileNotFoundError, NotADirectoryError, NotRegularFile):
                 return SnapshotDamaged(snapshot=name, reason=f"{file_name} is missing")
             if found != size:
                 return SnapshotDamaged(snapshot=name, reason=f"{file_name} has {found} bytes, not {size}")
@@ -339,8 +339,8 @@ class SnapshotStore:
         try:
             with closing(self._folder.existing(folder or name).open(chunk_name(number))) as file:
                 data = file.read_at(0, chunk.size + 1)
-        except FileNotFoundError:
-            raise SnapshotDamaged(snapshot=name, reason=f"{chunk_name(number)} is missing") from None
+        except (FileNotFoundError, NotRegularFile):
+            raise SnapshotDamaged(snapshot=name, reason=f"{chunk_name(number)} is missing, or no file") from None
         if len(data) != chunk.size or crc32c(data) != chunk.crc32c:
             raise SnapshotDamaged(snapshot=name, reason=f"{chunk_name(number)} fails its crc32c")
         return data
@@ -384,8 +384,8 @@ class SnapshotStore:
         try:
             with closing(self._folder.existing(name).open(MANIFEST_NAME)) as file:
                 raw = file.read_at(0, MAX_MANIFEST_BYTES)
-        except FileNotFoundError:
-            raise SnapshotDamaged(snapshot=name, reason="its manifest is missing") from None
+        except (FileNotFoundError, NotADirectoryError, NotRegularFile):
+            raise SnapshotDamaged(snapshot=name, reason="its manifest is missing, or no file") from None
         manifest = decode_manifest(raw, name)
         refuse_foreign(manifest, self.owner)
         return manifest

@@ -1,14 +1,10 @@
 """Whatever somebody made of a backup's files, a command ends with a sentence: no traceback, no wait, bounded memory."""
 
 import json
-import os
 import random
 import shutil
-import signal
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from crc32c import crc32c
@@ -20,12 +16,11 @@ from quire.cluster.backup.store import FolderStore
 from quire.cluster.cli.commands import app
 from quire.log import Kind, decode_system, encode_frame, walk_frames
 from tests.backup.backed_up import run
-from tests.cluster.malformed.changed import Changed, changes_at, changes_of_map, fields
+from tests.cluster.malformed.changed import Changed, changes_of_map
+from tests.hostile import CHANGES, Change, changed_json, in_time
 from tests.packed import unpacked
 from tests.processes.cluster import Cluster
 
-DEADLINE_S = 120
-SPARSE_BYTES = 1 << 40
 FULLY_TRIED = 40
 """Of the changed documents that are decoded: for so many, every command is run."""
 COMMANDS = (
@@ -37,7 +32,7 @@ COMMANDS = (
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The backup of a cluster of one node: two manifests, pieces, and a snapshot."""
     folder = tmp_path_factory.mktemp("made")
     lone = Cluster(folder / "cluster", ("n1",), flags=("--machine", "kv"))
@@ -50,29 +45,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             run(FolderStore(folder / "b"), lone)
     finally:
         lone.close()
-    yield folder / "b"
+    return folder / "b"
 
 
 @pytest.fixture
 def copy(cluster: Path, tmp_path: Path) -> Path:
     shutil.copytree(cluster, tmp_path / "b")
     return tmp_path / "b"
-
-
-@contextmanager
-def in_time(what: str) -> Generator[None]:
-    """Fail if the block waits, as for a pipe's writer."""
-
-    def late(*_: object) -> None:
-        raise AssertionError(f"{what}: no end within {DEADLINE_S} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(DEADLINE_S)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def ended(arguments: list[str], what: str) -> Result:
@@ -98,27 +77,11 @@ def ended_all(place: Path, what: str) -> dict[str, int]:
     return codes
 
 
-def with_crc(document: object) -> bytes:
-    line = json.dumps(document).encode()
+def with_crc(line: bytes) -> bytes:
     return line + b"\n" + f"{crc32c(line):08x}\n".encode()
 
 
 # Files that are no files, or other ones
-
-
-def as_folder(path: Path, _: random.Random) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def as_pipe(path: Path, _: random.Random) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def as_device(path: Path, _: random.Random) -> None:
-    path.unlink()
-    path.symlink_to("/dev/zero")
 
 
 def as_link(path: Path, _: random.Random) -> None:
@@ -127,35 +90,9 @@ def as_link(path: Path, _: random.Random) -> None:
     path.symlink_to(moved)
 
 
-def as_loop(path: Path, _: random.Random) -> None:
-    path.unlink()
-    path.symlink_to(path)
-
-
-def cut(path: Path, chance: random.Random) -> None:
-    os.truncate(path, chance.randrange(path.stat().st_size))
-
-
-def emptied(path: Path, _: random.Random) -> None:
-    os.truncate(path, 0)
-
-
-def huge(path: Path, _: random.Random) -> None:
-    os.truncate(path, SPARSE_BYTES)
-
-
-def flipped(path: Path, chance: random.Random) -> None:
-    raw = bytearray(path.read_bytes())
-    raw[chance.randrange(len(raw) - 1)] ^= 1 << chance.randrange(8)
-    path.write_bytes(raw)
-
-
-MADE = (as_folder, as_pipe, as_device, as_link, as_loop, cut, emptied, huge, flipped)
-
-
-@pytest.mark.parametrize("change", MADE, ids=lambda change: str(change.__name__))
+@pytest.mark.parametrize("change", [*CHANGES, as_link], ids=lambda change: str(change.__name__))
 def test_a_file_that_somebody_changed_ends_every_command_with_a_sentence(
-    cluster: Path, tmp_path: Path, change: Callable[[Path, random.Random], None]
+    cluster: Path, tmp_path: Path, change: Change
 ) -> None:
     chance = random.Random(change.__name__)
     for number, path in enumerate(sorted(path for path in cluster.rglob("*") if path.is_file())):
@@ -194,38 +131,14 @@ def test_a_folder_of_a_backup_may_be_a_link_and_one_of_any_depth_is_listed(copy:
 # Documents with a right checksum
 
 
-def changed_documents(document: dict[str, Any], chance: random.Random) -> Iterator[tuple[str, bytes]]:
-    """The document with each change of each field that JSON can express, in whatever depth, under a right checksum."""
-    for key, given in document.items():
-        for name, path in fields([None, given], [(key, [])]):
-            for how, row in changes_at([None, given], path, chance):
-                rest = {other: each for other, each in document.items() if other != key}
-                try:
-                    yield f"{name}: {how}", with_crc(rest | dict.fromkeys([key][: len(row) - 1], row[-1]))
-                except TypeError:
-                    continue  # Bytes, and what only msgpack has.
-        text = json.dumps(document | {key: "HERE"})
-        for value in (
-            "NaN",
-            "Infinity",
-            "1e999",
-            "9" * 5_000,
-            "[" * 100_000 + "]" * 100_000,
-            '"\\ud800"',
-            "-0.0",
-            "01",
-        ):
-            line = text.replace('"HERE"', value, 1).encode()
-            yield f"{key}: {value:.20}", line + b"\n" + f"{crc32c(line):08x}\n".encode()
-
-
 def test_a_manifest_with_any_field_changed_is_refused_or_ends_every_command_with_a_sentence(copy: Path) -> None:
     chance = random.Random(60)
-    newest = sorted((copy / "manifests").iterdir())[-1]
+    newest = max((copy / "manifests").iterdir())
     key, whole = f"manifests/{newest.name}", newest.read_bytes()
     document, refused = json.loads(whole.partition(b"\n")[0]), 0
     accepted: list[tuple[str, bytes]] = []  # As other names, times and digests, which nothing in it contradicts.
-    for what, raw in changed_documents(document, chance):
+    for what, line in changed_json(document, chance):
+        raw = with_crc(line)
         try:
             decode_manifest(raw, key)
         except (BackupInvalid, BackupRefused):
@@ -243,8 +156,8 @@ def test_a_manifest_with_any_field_changed_is_refused_or_ends_every_command_with
 @pytest.mark.parametrize("raw", [b"[],", b'"",', b'{"a":[', b"[[[["])
 def test_a_manifest_of_many_lists_or_values_is_refused_within_bounded_memory(copy: Path, raw: bytes) -> None:
     line = b"[" + raw * (2 << 20) + b"1]"
-    newest = sorted((copy / "manifests").iterdir())[-1]
-    newest.write_bytes(line + b"\n" + f"{crc32c(line):08x}\n".encode())
+    newest = max((copy / "manifests").iterdir())
+    newest.write_bytes(with_crc(line))
 
     assert ended_all(copy, f"{raw!r}") == dict.fromkeys(("list", "verify", "replay", "restore"), 0)
 
@@ -269,7 +182,7 @@ def test_a_snapshot_s_manifest_with_any_field_changed_ends_every_command_with_a_
 
 
 def test_a_genesis_with_any_field_changed_ends_every_command_with_a_sentence(copy: Path) -> None:
-    newest = sorted((copy / "manifests").iterdir())[-1]
+    newest = max((copy / "manifests").iterdir())
     document = json.loads(newest.read_bytes().partition(b"\n")[0])
     [frame] = walk_frames(bytes.fromhex(document["genesis"]))
     key, header = f"manifests/{newest.name}", frame.header
@@ -278,7 +191,7 @@ def test_a_genesis_with_any_field_changed_ends_every_command_with_a_sentence(cop
         raw = encode_frame(
             index=0, epoch=0, timestamp=header.timestamp, count=1, prev_crc32c=0, kind=Kind.SYSTEM, payload=change.data
         )
-        changed = with_crc(document | {"genesis": raw.hex()})
+        changed = with_crc(json.dumps(document | {"genesis": raw.hex()}).encode())
         contents = Contents(FolderStore(copy), decode_manifest(changed, key))
         with suppress(BackupInvalid):
             _ = contents.genesis

@@ -82,7 +82,7 @@ def test_an_object_that_is_larger_than_what_was_written_is_not_read(store: Store
     store.put("frames/a", b"12345")
 
     assert store.get("frames/a", 5) == b"12345"
-    with pytest.raises(StoreDamaged, match="frames/a in .* is damaged: it has 5 bytes, and 4 at most were written"):
+    with pytest.raises(StoreDamaged, match=r"frames/a in .* is damaged: it has 5 bytes, and 4 at most were written"):
         store.get("frames/a", 4)
 
 
