@@ -23,7 +23,7 @@ import os
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import orjson
 from crc32c import crc32c
@@ -34,6 +34,8 @@ from quire.log import NotRegularFile, Tail, open_regular
 
 from ..errors import ArchiveDamaged, ArchiveGap, NoLog
 
+Line: TypeAlias = dict[str, Any]
+"""A line's document, whose fields are still to be checked."""
 OWN_FOLDER = "_quire"
 """Spark ignores names that start with an underscore."""
 MANIFEST_FILE = f"{OWN_FOLDER}/manifest"
@@ -137,7 +139,7 @@ def is_archive(path: str) -> bool:
     return os.path.isfile(os.path.join(path, MANIFEST_FILE))
 
 
-def _archive_file(line: dict[str, Any]) -> ArchiveFile:
+def _archive_file(line: Line) -> ArchiveFile:
     """A file that a line names. Raises TypeError, ValueError: a field is missing, of another type, or impossible."""
     held = ArchiveFile(**line)
     match = _FILE.fullmatch(held.file)
@@ -210,7 +212,7 @@ def encode_line(document: Mapping[str, object]) -> bytes:
     return b"%b %08x\n" % (text, crc32c(text))
 
 
-def whole_lines(path: str) -> Iterator[dict[str, Any]]:
+def whole_lines(path: str) -> Iterator[Line]:
     """The documents in the manifest's lines, without a last line that a crash cut short.
 
     Raises:
@@ -231,7 +233,7 @@ def whole_lines(path: str) -> Iterator[dict[str, Any]]:
             yield _document(path, number, line[:-1])
 
 
-def _document(path: str, number: int, line: bytes) -> dict[str, Any]:
+def _document(path: str, number: int, line: bytes) -> Line:
     """Raises ArchiveDamaged."""
     text, crc = line[: -CRC_DIGITS - 1], line[-CRC_DIGITS:]
     if b"%08x" % crc32c(text) != crc:

@@ -12,7 +12,6 @@ from contextlib import closing
 
 from crc32c import crc32c
 
-from quire.cluster.data_dir.identity import IDENTITY_FILE, MAX_IDENTITY_BYTES
 from quire.cluster.errors import LimitExceeded, Malformed
 from quire.cluster.values import DEPTH_LIMIT, decode_json
 from quire.log import (
@@ -37,6 +36,8 @@ from ..errors import NoLog, RecordsLost
 from .origin import Bounds, Stretch
 from .rows import RowBuilder, Rows
 
+IDENTITY_FILE = "identity"
+MAX_IDENTITY_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 20
 """How much is read and decoded at a time: small enough for the processor's cache."""
 

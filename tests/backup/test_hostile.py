@@ -2,7 +2,9 @@
 
 import json
 import random
+import shlex
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from tests.processes.cluster import Cluster
 
 FULLY_TRIED = 40
 """Of the changed documents that are decoded: for so many, every command is run."""
-COMMANDS = (
+COMMANDS: tuple[tuple[str, Callable[[str, str], list[str]]], ...] = (
     ("list", lambda place, _: ["backup", "list", place]),
     ("verify", lambda place, _: ["backup", "verify", place]),
     ("replay", lambda place, _: ["backup", "verify", "--replay", place]),
@@ -200,3 +202,14 @@ def test_a_genesis_with_any_field_changed_ends_every_command_with_a_sentence(cop
         newest.write_bytes(changed)
 
         ended_all(copy, what)
+
+
+def test_a_command_that_a_restore_prints_is_pasted_as_it_is_meant(copy: Path, tmp_path: Path) -> None:
+    data_dir, address = str(tmp_path / "a b; echo $HOME"), "[::1]:7001"
+    arguments = ["restore", str(copy), "--data-dir", data_dir, "--address", address, "--fork", "copy"]
+
+    lines = [line.strip() for line in ended(arguments, "restore").stdout.splitlines() if line.startswith("    ")]
+
+    start = ["quire", "serve", "--node", "n1", "--listen", address, "--data-dir", data_dir]
+    add = ["quire", "members", "add", "NODE=HOST:PORT", "--server", address]
+    assert list(map(shlex.split, lines)) == [start, add]

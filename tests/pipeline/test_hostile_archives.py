@@ -163,7 +163,7 @@ def restate(place: Path, held: Path) -> None:
 
 
 def first_file(place: Path) -> Path:
-    return place / lines_of(place)[1]["file"]
+    return place / str(lines_of(place)[1]["file"])
 
 
 def other_types(table: pa.Table) -> pa.Table:
@@ -210,6 +210,16 @@ def test_a_row_group_that_would_fill_the_memory_is_not_read(copy: Path, monkeypa
     monkeypatch.setattr("quire.pipeline.archive.log.MAX_GROUP_BYTES", 100)
 
     with pytest.raises(ArchiveDamaged, match=r"its row group 0 has [0-9,]+ bytes"):
+        read(copy)
+
+
+def test_a_footer_may_be_as_long_as_the_limit_and_no_longer(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    length = int.from_bytes(first_file(copy).read_bytes()[-8:-4], "little")
+    monkeypatch.setattr("quire.pipeline.archive.manifest.MAX_FOOTER_BYTES", length)
+    footer_crc32c(str(first_file(copy)))
+    monkeypatch.setattr("quire.pipeline.archive.manifest.MAX_FOOTER_BYTES", length - 1)
+
+    with pytest.raises(ArchiveDamaged, match=r"its footer has [0-9,]+ bytes"):
         read(copy)
 
 

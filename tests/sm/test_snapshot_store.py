@@ -13,7 +13,16 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from quire.log import DiskFull, FileDirectory, Frame, MemoryDirectory, ResourcesExhausted, UnknownVersion
+from quire.log import (
+    DiskFull,
+    FileDirectory,
+    Frame,
+    MemoryDirectory,
+    PayloadInvalid,
+    ResourcesExhausted,
+    UnknownVersion,
+    check_containers,
+)
 from quire.log.simulated import Disk, Keep
 from quire.sm import (
     Applier,
@@ -27,7 +36,8 @@ from quire.sm import (
     snapshot_name,
     write_snapshot,
 )
-from quire.sm.snapshots.manifest import decode_manifest
+from quire.sm.snapshots import manifest as module
+from quire.sm.snapshots.manifest import MAX_CHUNK_BYTES, Chunk, Manifest, decode_manifest
 from quire.sm.snapshots.store import CODE_NAME
 from tests.sm.frames import Frames
 
@@ -356,6 +366,35 @@ def test_a_snapshot_is_the_same_however_it_is_cut_and_on_every_replica() -> None
         assert decode_manifest(file.read_at(0, file.size), "x") == manifest
         sums.add(manifest.sha256)
     assert len(sums) == 1
+
+
+def test_a_chunk_may_be_as_large_as_the_limit_and_no_larger() -> None:
+    def sized(size: int) -> bytes:
+        return Manifest(
+            OWNER.cluster_id, OWNER.machine, Machine().applier.boundary, (Chunk(size, 0),), bytes(32)
+        ).encode()
+
+    assert decode_manifest(sized(MAX_CHUNK_BYTES), "x").size == MAX_CHUNK_BYTES
+    with pytest.raises(SnapshotDamaged, match="a chunk has an impossible size"):
+        decode_manifest(sized(MAX_CHUNK_BYTES + 1), "x")
+
+
+def test_a_manifest_may_hold_as_many_arrays_as_the_limit_and_not_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = Manifest(OWNER.cluster_id, OWNER.machine, Machine().applier.boundary, (Chunk(1, 0),) * 20, bytes(32)).encode()
+    most = next(most for most in range(100) if _holds(raw[4:], most))
+    monkeypatch.setattr(module, "MAX_MANIFEST_CONTAINERS", most)
+    assert len(decode_manifest(raw, "x").chunks) == 20
+    monkeypatch.setattr(module, "MAX_MANIFEST_CONTAINERS", most - 1)
+    with pytest.raises(SnapshotDamaged, match=f"holds more than {most - 1} arrays and maps"):
+        decode_manifest(raw, "x")
+
+
+def _holds(packed: bytes, most: int) -> bool:
+    try:
+        check_containers(packed, most)
+    except PayloadInvalid:
+        return False
+    return True
 
 
 def test_a_damaged_snapshot_that_could_not_be_set_aside_is_not_taken_for_a_new_one_at_its_index() -> None:

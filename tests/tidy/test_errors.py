@@ -37,11 +37,12 @@ OF_OTHERS = {
     "FileUnlinked",
     "ForkedClient",
     "MachineFaulty",
+    "NotRegularFile",
     "Refused",
     "OutputLost",  # Of the command line, which no command handles as its own.
     "StrangerSentTooMuch",
 }
-"""Errors of an HTTP client, a device, the program, a test, a socket; a machine's reply. Caught as such."""
+"""Errors of an HTTP client, a device, a file, the program, a test, a socket; a machine's reply. Caught as such."""
 SIMULATION = ("quire.cluster.simulator", "quire.log.simulated")
 
 

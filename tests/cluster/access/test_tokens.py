@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import os
+import shlex
 import stat
 import threading
 from pathlib import Path
@@ -238,6 +239,17 @@ def test_a_name_that_is_revoked_keeps_no_token(tmp_path: Path) -> None:
     renew_token(file, "app", None)
     revoke_token(file, "app")
     assert [each.label for each in read_tokens(file).tokens] == ["other"]
+
+
+def test_a_command_in_a_refusal_is_pasted_as_it_is_meant(tmp_path: Path) -> None:
+    file = tmp_path / "our tokens; echo $HOME"
+    add_token(file, "app", Role.WRITE, None)
+
+    with pytest.raises(TokensRefused) as refused:
+        add_token(file, "app", Role.WRITE, None)
+
+    revoke = str(refused.value).split("`")[1]
+    assert shlex.split(revoke) == ["quire", "token", "revoke", "app", "--file", str(file)]
 
 
 @pytest.mark.parametrize("name", ["none", "app+old", "app+new"])
