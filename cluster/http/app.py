@@ -22,7 +22,7 @@ from ..request_id import REQUEST_ID
 from .admission.admission import ADMISSION, Admission
 from .admission.authorization import Authorization, Route
 from .admission.browsers import OWN_PAGES_ONLY, BrowserGuard, share_with_origin
-from .admission.connections import ConnectionLimit, check_whole
+from .admission.connections import ConnectionLimit, check_whole, meet_expectation
 from .admission.streams import StreamLimit
 from .api import API, NodeApi
 from .forwarding import LeaderHop
@@ -60,7 +60,10 @@ HEADERS = frozenset(name.lower() for name in (FORWARDED, HISTORY, SESSION, SEQUE
 SLOW_REQUEST_S = 1.0  # A request that takes longer is logged, unless it waits on purpose.
 
 IDENTITY = "identity"
-READ_HEADERS = ("Accept", "Content-Type")
+READ_HEADERS = (  # By aiohttp, the others, when a WebSocket is opened.
+    *("Accept", "Content-Type", "Upgrade", "Connection"),
+    *("Sec-WebSocket-Key", "Sec-WebSocket-Version", "Sec-WebSocket-Protocol", "Sec-WebSocket-Extensions"),
+)
 READING_METHODS = frozenset({"GET", "HEAD"})
 QUERY_PATH = "/query"  # A POST that writes nothing.
 REFUSALS = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})  # They tell a stranger nothing else.
@@ -206,6 +209,7 @@ def errors_as_problems(known_headers: frozenset[str], unknown_path: str = "Not F
             if preflight is None:
                 authorization.admit(request)
                 _refuse_headers(request, known_headers)
+                await meet_expectation(request)
                 response = await handler(request)
                 authorization.check_again(request, response)
             else:
@@ -281,7 +285,7 @@ def _refuse_headers(request: web.Request, known: frozenset[str]) -> None:
         if name.lower().startswith("quire-") and name.lower() not in known:
             raise Malformed(f"header {name} is not known to this version")
     for name in READ_HEADERS:
-        if not request.headers.get(name, "").isascii():
+        if not all(value.isascii() for value in request.headers.getall(name, ())):
             raise Malformed(f"header {name} has characters that are not ASCII")
     # Otherwise compressed bytes would stay in the log forever as the bytes of a value.
     if (coding := request.headers.get("Content-Encoding", IDENTITY)).strip().lower() != IDENTITY:

@@ -80,6 +80,10 @@ class UnsupportedMedia(Malformed):
     """The call does not take the body's content type."""
 
 
+class ExpectationUnknown(Malformed):
+    """The request has an `Expect` that the server cannot meet."""
+
+
 class NotReady(ClusterError):
     """The node runs but should get no traffic yet."""
 
@@ -125,6 +129,7 @@ ANSWERS: dict[type[Exception], Answer] = {
     Expired: Answer(410, "expired", "The record has expired"),
     LimitExceeded: Answer(413, "limit-exceeded", "Too large"),
     UnsupportedMedia: Answer(415, "unsupported-media-type", "The body's content type is not supported"),
+    ExpectationUnknown: Answer(417, "expectation-unknown", "The expectation cannot be met"),
     CommandsRefused: Answer(422, "commands-refused", "The machine refuses the request"),
     CursorsFull: Answer(429, "cursors-full", "No further cursor can be created", 60),
     SessionsFull: Answer(429, "sessions-full", "No further session can be opened", 60),

@@ -6,7 +6,9 @@ the limit are still accepted, but only requests for a peer's path are answered o
 is refused before it sends anything.
 
 Non-HTTP input also gets a problem response, and one line in the journal. aiohttp would answer in plain text and log a
-traceback each time: a port scan, or a client that speaks TLS, would flood the journal.
+traceback each time: a port scan, or a client that speaks TLS, would flood the journal. The same holds for a request on
+which aiohttp fails before a middleware has it, and so before roles, the audit log and limits: that is the caller's
+fault. aiohttp also answers `Expect` there, so it is not shown that header; `meet_expectation` answers it.
 
 A caller may close its end of the connection as soon as it has sent its last request (`shutdown(SHUT_WR)`). It still
 gets an answer to each complete request, in order; then the connection closes. It closes at once if nothing is left to
@@ -16,15 +18,20 @@ such half-closed connection: it ends with the caller's `close_notify`.
 """
 
 import asyncio
+import re
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
 from typing import Any, cast
 
 import structlog
-from aiohttp import hdrs, web
+from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from quire.replication.address import host_of
 from quire.replication.net.hello import PEER_PATHS
@@ -32,8 +39,8 @@ from quire.replication.net.sockets import drop_frames
 
 from ...access.tls import Certificate, Tls, expiry_of, node_in
 from ...errors import Malformed
-from ..problems import problem_of
-from ..request import identify, waits_on_purpose
+from ..problems import ExpectationUnknown, problem_of
+from ..request import REQUEST_ID_KEY, identify, waits_on_purpose
 from .addresses import share_of
 from .reading import ReadingTurns
 
@@ -46,6 +53,12 @@ GIVE_CERTIFICATE = "the node has no certificate; start it with --tls-cert, --tls
 REASON_LENGTH = 120  # Characters of the parser's message, in the problem and the journal.
 
 TLS_HELLO = "Received HTTPS traffic"  # How aiohttp's parser begins its complaint about one.
+CONTINUE = "100-continue"
+EXPECTED = web.RequestKey("expected", str)
+"""The header `Expect` of the request."""
+
+_INPUT = re.compile(r"\n\n|:? *b['\"]")
+"""Where the parser's message begins to quote the input, at length, a token in it included."""
 
 log = structlog.get_logger(__name__)
 
@@ -151,6 +164,7 @@ class Connection(RequestHandler):
         self.is_half_closed = False
         """Whether the caller sends no more."""
         super().__init__(server, loop=asyncio.get_running_loop(), keepalive_timeout=KEEPALIVE_S, auto_decompress=False)
+        self._request_factory = partial(_without_expect, server.request_factory)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to serve it."""
@@ -257,13 +271,14 @@ class Connection(RequestHandler):
             gone = ConnectionResetError(str(exc))
             self._ends.append(gone)
             raise gone from None  # The caller is gone, or was cut off: nobody is left to answer.
-        if not isinstance(exc, HttpProcessingError):
+        said = exc.message if isinstance(exc, HttpProcessingError) else None
+        if exc is None or (said is None and REQUEST_ID_KEY in request):  # A middleware had it: a fault of this program.
             return super().handle_error(request, status, exc, message)
         drop_frames(exc)
-        reason = _gist_of(exc.message)
+        reason = f"aiohttp fails with {type(exc).__name__}" if said is None else _gist_of(said)
         request_id = identify(request)
         peer = host_of(request.remote or "")
-        if exc.message.startswith(TLS_HELLO):
+        if said is not None and said.startswith(TLS_HELLO):
             reason = "this is TLS, and the node speaks plain HTTP"
             log.warning("a TLS client on the plain port", peer=peer, fix=GIVE_CERTIFICATE)
         else:
@@ -349,5 +364,31 @@ def abort(request: web.BaseRequest) -> None:
 
 
 def _gist_of(message: str) -> str:
-    """The first part of aiohttp's parser error; after a blank line it quotes the input at length."""
-    return " ".join(message.partition("\n\n")[0].split())[:REASON_LENGTH].rstrip(":")
+    """The first part of aiohttp's parser error, without the input."""
+    return " ".join(_INPUT.split(message, maxsplit=1)[0].split())[:REASON_LENGTH].rstrip(":")
+
+
+def _without_expect(make: Callable[..., web.BaseRequest], message: Any, *given: Any) -> web.BaseRequest:
+    """The request of this message, with its `Expect` where aiohttp does not look for it."""
+    if hdrs.EXPECT not in message.headers:
+        return make(message, *given)
+    headers = CIMultiDict(message.headers)
+    expected = headers.popall(hdrs.EXPECT)
+    request = make(message._replace(headers=CIMultiDictProxy(headers)), *given)
+    request[EXPECTED] = ", ".join(expected)
+    return request
+
+
+async def meet_expectation(request: web.BaseRequest) -> None:
+    """Tell a caller that waits for it to send its body. Call it once the caller is admitted.
+
+    Raises:
+        ExpectationUnknown: it expects something else.
+    """
+    expected = request.get(EXPECTED)
+    if not expected or request.version < HttpVersion11:  # RFC 9110, 10.1.1
+        return
+    if expected.lower() != CONTINUE:
+        raise ExpectationUnknown(f"only `Expect: {CONTINUE}` is known")
+    await request.writer.write(f"HTTP/1.1 {HTTPStatus.CONTINUE} Continue\r\n\r\n".encode())
+    request.writer.output_size = 0  # Nothing of the response is sent yet, as `handle_error` needs to know.

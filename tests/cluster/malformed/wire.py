@@ -1,6 +1,7 @@
-"""Bytes that are not valid HTTP, or not a valid WebSocket."""
+"""Bytes that are not valid HTTP, or not a valid WebSocket; and headers of any bytes."""
 
 import struct
+from collections.abc import Iterator
 
 from quire.log import pack
 from tests.cluster.malformed.case import OnStream, Raw
@@ -94,7 +95,10 @@ LINES = [
     header("an `Accept` that is not ASCII", b"Accept: \xff"),
     wrong("a `Content-Type` that is not ASCII", sized(b"26").replace(b"/json", b"/json; x=\xff")),
     wrong("a `Quire-Session` that is not ASCII", sized(b"26\r\nQuire-Session: \xff\r\nQuire-Sequence: 1")),
-    Raw("`Expect: banana`", (sized(b"26\r\nExpect: banana"),), 417, "in plain text"),
+    Raw("`Expect: banana`", (sized(b"26\r\nExpect: banana"),), 417, "expectation-unknown"),
+    Raw("an `Expect` that is not ASCII", (GET + b"Expect: \xff\r\n\r\n",), 417, "expectation-unknown"),
+    header("an `Upgrade` that is not ASCII", b"Upgrade: \xff"),
+    wrong("a stream whose key is not ASCII", shaken(b"dGhl", b"\xffGhl")),
     target(b"/records/\xff"),
     target(b"/records?from=\xff"),
     target(b"/records/%zz"),
@@ -135,6 +139,7 @@ TAKEN = [
     Raw("a body where none is expected", (GET + b"Content-Length: 5\r\n\r\nhello",), 200),
     Raw("a fragment in the path", (b"GET /index_bounds#x HTTP/1.1\r\nHost: localhost\r\n\r\n",), 200),
     Raw("an absolute URL", (b"GET http://localhost/index_bounds HTTP/1.1\r\nHost: localhost\r\n\r\n",), 200),
+    Raw("`Expect: banana` of HTTP/1.0", (GET.replace(b"/1.1", b"/1.0") + b"Expect: banana\r\n\r\n",), 200),
     Raw("`Upgrade: h2c`", (GET + b"Upgrade: h2c\r\nConnection: Upgrade\r\n\r\n",), 200),
     Raw(
         "`Upgrade: websocket` for a route that is not a stream",
@@ -224,3 +229,47 @@ FRAMES = [
     OnStream("a close of 202 bytes", closing(struct.pack(">H", 1000) + bytes(200)), 1002),
     OnStream("a request for something else", GET + b"\r\n", 1002),
 ]
+
+HEADER_NAMES = (
+    *("Accept", "Accept-Encoding", "Access-Control-Request-Method", "Authorization", "Connection", "Content-Encoding"),
+    *("Content-Length", "Content-Type", "Content-Disposition", "Cookie", "Expect", "Forwarded", "Host", "If-Match"),
+    *("If-None-Match", "If-Modified-Since", "If-Range", "Keep-Alive", "Origin", "Range", "Referer", "Sec-Fetch-Site"),
+    *("Sec-WebSocket-Key", "Sec-WebSocket-Version", "Sec-WebSocket-Protocol", "Sec-WebSocket-Extensions", "TE"),
+    *("Trailer", "Transfer-Encoding", "Upgrade", "User-Agent", "X-Forwarded-For", "X-Forwarded-Host"),
+    *("Quire-Request-Id", "Quire-Forwarded", "Quire-Session", "Quire-Sequence", "Quire-History", "Quire-Headers"),
+    "Quire-Unheard-Of",
+)
+"""What aiohttp or the node may look at, before any middleware or after."""
+NOT_TEXT = b"\xff"
+HEADER_VALUES = (
+    *(NOT_TEXT, b"\x80", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf5\x80\x80\x80", "é".encode(), b"a\xffb"),
+    *(b"", b" ", b",", b";", b"=", b'"', b'"\xff', b"%ff", b"a" * 8000, b"\xff" * 8000, b"a" * 9000),
+    *(b"100-continue", b"100-continue\xff", b"websocket", b"websocket\xff", b"chunked\xff", b"gzip\xff", b"null"),
+    *(b"permessage-deflate; client_max_window_bits=\xff", b"permessage-deflate; server_max_window_bits=99"),
+    *(b"application/json; charset=\xff", b"bytes=0-\xff", b"http://\xff", b"[::1", b"[\xff]:1", b'{"a":"\xff"}'),
+)
+TARGETS = (
+    *(b"GET /index_bounds", b"GET /nowhere", b"PUT /index_bounds", b"OPTIONS /index_bounds", b"GET /healthz"),
+    *(b"GET /commands/stream?session=1", b"GET /peer", b"GET /peer/stream", b"GET /peer/snapshot"),
+)
+OPENING = {
+    b"Host": b"localhost",
+    b"Upgrade": b"websocket",
+    b"Connection": b"Upgrade",
+    b"Sec-WebSocket-Version": b"13",
+    b"Sec-WebSocket-Key": b"dGhlIHNhbXBsZSBub25jZQ==",
+}
+
+
+def changed_headers() -> Iterator[tuple[bytes, bytes]]:
+    """(value, request) of each header with each value: for another one, and beside it. All of them have an answer."""
+    for target in TARGETS:
+        is_socket = b"stream" in target or b"peer" in target
+        headers = dict(OPENING) if is_socket else {b"Host": b"localhost"}
+        for name in map(str.encode, HEADER_NAMES):
+            for value in HEADER_VALUES:
+                lines = [b": ".join(given) for given in headers.items()]
+                line = name + b": " + value
+                others = [other for other in lines if not other.startswith(name + b":")]
+                for sent in ([*others, line], [*lines, line] if len(lines) > len(others) else [*lines, line, line]):
+                    yield value, target + b" HTTP/1.1\r\n" + b"\r\n".join(sent) + b"\r\n\r\n"
