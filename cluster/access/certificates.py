@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from quire.replication import NODE_ID
+from quire.replication import NEW_NODE_ID, NODE_ID_FORM
 
 from ..errors import ClusterError
 from .files import PRIVATE, PUBLIC, NewFile, locked, read_bounded, replace_files
@@ -164,10 +164,8 @@ def make_node(folder: Path, node: str, hosts: Sequence[str] = (), days: int = NO
     Raises:
         CertificatesRefused: the node's id or a host is not one, the folder has no CA, or a file cannot be written.
     """
-    if not NODE_ID.fullmatch(node):
-        raise CertificatesRefused(
-            "the node's id is not 1 to 24 of a-z, 0-9 and -; give the one of `quire serve --node`"
-        )
+    if not NEW_NODE_ID.fullmatch(node):
+        raise CertificatesRefused(f"the node's id is not {NODE_ID_FORM}; give the one of `quire serve --node`")
     if node == "ca":
         raise CertificatesRefused("ca.crt and ca.key are the CA's own files: give the node another id")
     path = folder / f"{node}.crt"

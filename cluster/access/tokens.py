@@ -42,6 +42,7 @@ OLD = "+old"
 HEADING = "# name:sha256:role:expiry; written by `quire token`\n"
 NEW = "quire token new NAME --role read|write|admin --file FILE"
 
+_ANY_CASE = re.compile(TOKEN_TEXT.pattern, re.IGNORECASE)
 _NAME = re.compile(rf"(?!{PREFIX})[a-z0-9][a-z0-9._-]{{0,63}}")  # Never a token's text: names are shown.
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _EXPIRY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
@@ -180,6 +181,16 @@ def revoke_token(path: Path, name: str) -> None:
 def digits_of(text: str) -> str:
     """The first digits of the SHA-256 of what has the form of a token; none of other text, which might be guessed."""
     return _digest_of(text).hex()[:SHOWN_DIGITS] if TOKEN_TEXT.fullmatch(text) else ""
+
+
+def has_token(text: str) -> bool:
+    """Whether a token is in the text, in capitals, too."""
+    return _ANY_CASE.search(text) is not None
+
+
+def without_tokens(text: str) -> str:
+    """The text, with `quire_...` in the place of each token."""
+    return _ANY_CASE.sub(f"{PREFIX}...", text)
 
 
 def expiry_text(expires_at: float | None) -> str:

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, FilePath, model_val
 from pydantic_settings import NoDecode
 
 from quire.log import LARGEST_STORE_BYTES
-from quire.replication import NODE_ID
+from quire.replication import NEW_NODE_ID, NODE_ID_FORM
 from quire.replication.address import host_and_port
 from quire.sm import SESSION_TTL_S, STATE_BYTES
 
@@ -28,8 +28,8 @@ _INTEGER = re.compile(r"-?[0-9]{1,19}")
 
 
 def _checked_node_id(node_id: str) -> str:
-    if not NODE_ID.fullmatch(node_id):
-        raise ValueError(f"{node_id!r} is not a node id; use 1 to 24 of a-z, 0-9 and -")
+    if not NEW_NODE_ID.fullmatch(node_id):
+        raise ValueError(f"{node_id!r} is not a node id; use {NODE_ID_FORM}")
     return node_id
 
 
@@ -101,7 +101,9 @@ class ServeConfig(Settings):
     check_invariants: ClassVar = False
     """Check the protocol's invariants after each step, as the simulator does; a node that breaks one halts."""
 
-    node: NodeId = Field(description="This node's id, one of the members: 1 to 24 characters of a-z, 0-9 and -.")
+    node: NodeId = Field(
+        description="This node's id, one of the members: 1 to 24 characters of a-z, 0-9 and -, not - first."
+    )
     listen: Address = Field(
         description="HOST:PORT to listen on, for both clients and peers. 0.0.0.0 is every IPv4 address, [::] every "
         "address. An alarm is raised if members gives this node another port or another IP address."

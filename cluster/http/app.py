@@ -20,7 +20,7 @@ from ..node.turns import Turns
 from ..node.views.metrics import Gauge, Metrics
 from ..request_id import REQUEST_ID
 from .admission.admission import ADMISSION, Admission
-from .admission.authorization import Authorization, Route
+from .admission.authorization import ADMITTED, Authorization, Route, refuse_token
 from .admission.browsers import OWN_PAGES_ONLY, BrowserGuard, share_with_origin
 from .admission.connections import ConnectionLimit, check_whole, meet_expectation
 from .admission.streams import StreamLimit
@@ -202,6 +202,7 @@ def errors_as_problems(known_headers: frozenset[str], unknown_path: str = "Not F
         admission, request_id, began = request.app[ADMISSION], identify(request), time.monotonic()
         authorization = admission.authorization
         try:
+            refuse_token(request)
             check_whole(request)
             preflight = admission.browsers.admit(request, known_headers)
             if admission.connections.refuses(request):
@@ -225,7 +226,8 @@ def errors_as_problems(known_headers: frozenset[str], unknown_path: str = "Not F
         finally:
             admission.request_bodies.release(request)
         authorization.answered(request, response)
-        if (took_s := time.monotonic() - began) > SLOW_REQUEST_S and not waits_on_purpose(request):
+        took_s = time.monotonic() - began
+        if took_s > SLOW_REQUEST_S and ADMITTED in request and not waits_on_purpose(request):
             values = {"method": request.method, "path": request.path, "status": response.status}
             log.warning("slow request", **values, took_s=round(took_s, 3))
         if admission.connections.refuses(request):
@@ -309,7 +311,7 @@ async def _add_leader(request: web.Request, response: web.StreamResponse) -> Non
     node = request.app[API].node
     leader = node.leadership.leader_id
     address = None if leader is None or response.status in REFUSALS else node.addresses.of(leader)
-    if address is not None:
+    if address is not None and request.app[ADMISSION].authorization.knows(request):
         response.headers["Quire-Leader"] = f"{leader}={address}"
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import orjson
 from aiohttp import hdrs, web
 
+from ..access.tokens import without_tokens
 from ..errors import (
     AddressUnusable,
     BodyTimeout,
@@ -194,7 +195,8 @@ def problem_of(error: ClusterError, request_id: str) -> web.Response:
 def problem(status: int, name: str, title: str, detail: str, members: dict[str, Any] | None = None) -> web.Response:
     """A problem+json response."""
     body = {"type": TYPE_PREFIX + name, "title": title, "status": status, "detail": detail, **(members or {})}
-    return web.Response(status=status, body=_as_json(body), content_type=PROBLEM_JSON)
+    text = without_tokens(_as_json(body).decode())  # An error may quote a header.
+    return web.Response(status=status, body=text.encode(), content_type=PROBLEM_JSON)
 
 
 def _as_json(body: dict[str, Any]) -> bytes:

@@ -2,8 +2,8 @@
 
 The request id is in the response's `Quire-Request-Id`, in a problem's `request_id`, and in each log line about the
 request, on this node and on the leader that it was forwarded to. A caller may send its own. An id that is unsafe in a
-log line is replaced, not refused. A node that forwards a request adds a number to the id (`hop_id`): the leader returns
-both, so that each answer is matched to its request, and logs the caller's id.
+log line, or holds a token, is replaced, not refused. A node that forwards a request adds a number to the id (`hop_id`):
+the leader returns both, so that each answer is matched to its request, and logs the caller's id.
 
 Query parameters are read strictly: unknown and repeated ones and malformed numbers are refused.
 """
@@ -17,6 +17,7 @@ from structlog.contextvars import bind_contextvars
 
 from quire.replication.net.hello import PEER_PATHS
 
+from ..access.tokens import has_token
 from ..errors import Malformed
 from ..request_id import REQUEST_ID, new_request_id
 
@@ -53,6 +54,8 @@ def identify(request: web.BaseRequest) -> str:
 
 
 def _id_in(given: str, *, is_forwarded: bool) -> re.Match[str] | None:
+    if has_token(given):
+        return None
     # A node of an older version forwards an id as it came.
     return (_HOP_ID.fullmatch(given) if is_forwarded else None) or _SAFE_ID.fullmatch(given)
 

@@ -2,7 +2,7 @@
 
 Characters that a terminal interprets are escaped in both (cluster/terminal.py), since `journalctl` shows them. Only the
 program's own text can start a line: line feeds in fields are escaped, and tracebacks, which may quote input, are
-indented.
+indented. No line holds a token, wherever it comes from.
 
 Callers and peers cause most lines, and must not fill the disk. So each kind of line has a rate, with or without a
 traceback, whoever logs it: quire, aiohttp, asyncio or PySyncObj. Past it lines are left out, and counted: in the next
@@ -23,6 +23,7 @@ import structlog
 from structlog.typing import EventDict, ExcInfo, Processor
 
 from ..access.audit import AUDIT_LOG, LINES_PER_SECOND
+from ..access.tokens import without_tokens
 from ..terminal import escaped
 from .standard_streams import OutputQueue, lines_were_dropped
 
@@ -189,14 +190,18 @@ def configure_logging(form: str, node_id: str, output: OutputQueue) -> LineRates
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    renderer: Processor
+    shown: Processor
     if form == "json":
         chain.append(structlog.processors.format_exc_info)
-        renderer = structlog.processors.JSONRenderer()  # It writes everything but printable ASCII as \uXXXX.
+        shown = structlog.processors.JSONRenderer()  # It writes everything but printable ASCII as \uXXXX.
     else:
         # Its colours are escape sequences, too, so its input is escaped, not the rendered line.
         chain.append(_escape_fields)
-        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=_write_traceback)
+        shown = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=_write_traceback)
+
+    def renderer(logger: object, method: str, message: EventDict) -> str:
+        return without_tokens(str(shown(logger, method, message)))
+
     structlog.configure(
         processors=[rates, *chain, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),

@@ -82,9 +82,12 @@ async def get_front(request: web.Request) -> web.Response:
 
 
 async def get_healthz(request: web.Request) -> web.Response:
-    """200 while the log accepts records, else 503 with the reason."""
+    """200 while the log accepts records, else 503 with the reason; with its name, for a caller without a token."""
     parameters_of(request)
-    failure = request.app[SERVICE].failure
+    service = request.app[SERVICE]
+    failure = service.failure
+    if failure is not None and not request.app[ADMISSION].authorization.knows(request):
+        failure = "files_missing" if service.log.watch.lost else "log_failed"
     return web.json_response({"healthy": failure is None, "reason": failure}, status=200 if failure is None else 503)
 
 

@@ -47,7 +47,7 @@ Response headers: `Quire-Kind`, `Quire-Headers` |
 | `POST /rpc/truncate` | `{"truncate_index": n}` removes all records from n on, even inside a batch, and returns the \
 bounds; n = `highest_index` removes nothing |
 | `GET /` | a page, or by `Accept` JSON, with the server's title and these calls |
-| `GET /healthz` | 200 while the log accepts records, else 503 with the reason |
+| `GET /healthz` | 200 while the log accepts records, else 503 with the reason; without a token, with its name |
 
 What the response to a write means. 200: it is as durable as `flush` says. 4xx and 503: nothing was written. One
 exception is `truncated`: another caller truncated the log from `truncate_index` on before the records were flushed, and

@@ -10,6 +10,10 @@ from ..address import host_and_port
 
 MAX_NODE_ID_BYTES = 24
 NODE_ID = re.compile(rf"[a-z0-9-]{{1,{MAX_NODE_ID_BYTES}}}")
+"""What a log or a message may name: a member of an earlier version may begin with -."""
+NEW_NODE_ID = re.compile(rf"[a-z0-9][a-z0-9-]{{0,{MAX_NODE_ID_BYTES - 1}}}")
+"""What a new member may be called: not as an option is, since ids stand in commands that are pasted."""
+NODE_ID_FORM = f"1 to {MAX_NODE_ID_BYTES} of a-z, 0-9 and -, not - first"
 DISK_ID_BYTES = 16
 NO_DISK = bytes(DISK_ID_BYTES)
 """In the row of a node that has not connected yet: its first proven hello names its disk."""

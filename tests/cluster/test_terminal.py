@@ -402,6 +402,23 @@ def test_a_traceback_in_the_journal_begins_no_line_of_its_own(form: str) -> None
 
 
 @pytest.mark.usefixtures("restored_logging")
+@pytest.mark.parametrize("form", ["console", "json"])
+def test_no_line_of_the_journal_holds_a_token(form: str) -> None:
+    lines = Lines()
+    configure_logging(form, "n1", lines)
+    token = f"quire_{'aB-_'.ljust(43, '0')}"
+    structlog.get_logger().info(f"a {token}", peer=token, values=[token], **{token: 1})
+    logging.getLogger("aiohttp").error("%s", token)
+    try:
+        raise ValueError(token)
+    except ValueError as error:
+        structlog.get_logger().error("a fault", exc_info=error)
+
+    assert token not in lines.text
+    assert lines.text.count("quire_...") >= 6
+
+
+@pytest.mark.usefixtures("restored_logging")
 async def test_a_subprotocol_that_a_stranger_asks_for_is_not_in_the_journal() -> None:
     async def serve(request: web.Request) -> web.StreamResponse:
         return await accept(request, 1024)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 restore_app = typer.Typer()
 
-NODE = re.compile(r"[a-z0-9-]{1,24}")
+NODE = re.compile(r"[a-z0-9][a-z0-9-]{0,23}")
 
 
 @restore_app.command(name="restore")
@@ -65,7 +65,7 @@ def restore_node(
     from ...data_dir.restoration import check_unused, read_restore_plan, restore
 
     if node is not None and not NODE.fullmatch(node):
-        fail_usage(f"--node {node!r}: an id has 1 to 24 of a-z, 0-9 and -")
+        fail_usage(f"--node {node!r}: an id has 1 to 24 of a-z, 0-9 and -, not - first")
     try:
         point = None if at is None else Point.parse(at)
         if address is not None:

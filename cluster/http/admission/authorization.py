@@ -8,11 +8,13 @@ A token that is revoked, or expires, ends what it has opened: its streams, withi
 """
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
@@ -22,7 +24,7 @@ from quire.replication.net.sockets import end_all
 from ...access.audit import Audit, Call
 from ...access.credentials import LOOK_S, Credentials
 from ...access.roles import Role
-from ...access.tokens import PREFIX, TOKEN_TEXT, Token, digits_of
+from ...access.tokens import Token, digits_of, has_token
 from ...errors import Forbidden, HostRefused, Malformed, OriginRefused, SessionOwned, Unauthorized
 from ..request import REQUEST_ID_KEY, waits_on_purpose
 from .connections import peer_of
@@ -31,8 +33,12 @@ from .streams import OpenStream
 SCHEME = "bearer"
 READING_METHODS = frozenset({hdrs.METH_GET, hdrs.METH_HEAD})
 TOKEN_PARAMETERS = frozenset({"token", "access_token", "authorization"})
+DECODINGS = 8
+"""How often a URL may be percent-encoded."""
 NOBODY = "nobody"
 ANYBODY = "anybody"
+
+_PARAMETER = re.compile("[?&;#]")
 
 Refusal = Unauthorized | Forbidden | HostRefused | OriginRefused | SessionOwned
 
@@ -141,13 +147,7 @@ class Authorization:
 
         Raises:
             Unauthorized, Forbidden: nothing was done.
-            Malformed: its URL has a token in it.
         """
-        if _has_token(request):
-            raise Malformed(
-                "a URL must not hold a token, since URLs are logged on the way; revoke that token, and send the new "
-                "one in the header Authorization"
-            )
         needed = self.role_of(request)
         if needed is Role.PEER:
             self._admit_peer(request)
@@ -212,6 +212,14 @@ class Authorization:
         if reads and waits_on_purpose(request) and not self.is_allowed(request):
             raise Unauthorized(self._title, "does not take that token any more", shown=True)
 
+    def knows(self, request: web.Request) -> bool:
+        """Whether the caller is no stranger: it has a token or a node's certificate, or the server needs none."""
+        if CALLER in request or self.credentials.tokens is None or peer_of(request) is not None:
+            return True
+        with suppress(Unauthorized):
+            return self._known(request) is not None
+        return False
+
     # The audit log
 
     def answered(self, request: web.Request, response: web.StreamResponse) -> None:
@@ -231,10 +239,28 @@ class Authorization:
             request.pop(ADMITTED, None)
 
 
-def _has_token(request: web.Request) -> bool:
-    """Whether the URL holds a token, or a parameter that is meant for one."""
-    is_named = bool(request.query_string) and not TOKEN_PARAMETERS.isdisjoint(request.query)
-    return is_named or (PREFIX in request.raw_path and TOKEN_TEXT.search(request.raw_path) is not None)
+def refuse_token(request: web.Request) -> None:
+    """Check, before anything quotes its URL, that there is no token in it, however it is spelled.
+
+    Raises:
+        Malformed: there is one, or a parameter that is meant for one, or what is encoded too often to tell.
+    """
+    text = request.raw_path
+    for _ in range(DECODINGS):
+        if has_token(text) or _names_token(text):
+            break
+        encoded, text = text, unquote(text)
+        if text == encoded:
+            return
+    raise Malformed(
+        "a URL must not hold a token, since URLs are logged on the way; revoke that token, and send the new one in the "
+        "header Authorization"
+    )
+
+
+def _names_token(url: str) -> bool:
+    names = (part.partition("=")[0].strip("+ ").lower() for part in _PARAMETER.split(url)[1:])
+    return not TOKEN_PARAMETERS.isdisjoint(names)
 
 
 def _call_of(request: web.Request, token: Token | None, unnamed: str = ANYBODY) -> Call:

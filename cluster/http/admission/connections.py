@@ -30,6 +30,7 @@ from typing import Any, cast
 import structlog
 from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_parser import RawRequestMessage
 from aiohttp.web_protocol import RequestHandler
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -368,7 +369,9 @@ def _gist_of(message: str) -> str:
     return " ".join(_INPUT.split(message, maxsplit=1)[0].split())[:REASON_LENGTH].rstrip(":")
 
 
-def _without_expect(make: Callable[..., web.BaseRequest], message: Any, *given: Any) -> web.BaseRequest:
+def _without_expect(
+    make: Callable[..., web.BaseRequest], message: RawRequestMessage, *given: object
+) -> web.BaseRequest:
     """The request of this message, with its `Expect` where aiohttp does not look for it."""
     if hdrs.EXPECT not in message.headers:
         return make(message, *given)

@@ -7,7 +7,7 @@ from http import HTTPStatus
 
 from aiohttp import web
 
-from quire.replication import NODE_ID
+from quire.replication import NEW_NODE_ID, NODE_ID_FORM
 from quire.replication.address import is_address
 from quire.replication.core import MAX_MEMBERS, NodeRole, Role
 
@@ -164,8 +164,8 @@ def _new_members(document: object) -> tuple[dict[str, str], bool]:
     if type(members) is not dict or not 0 < len(members) <= MAX_MEMBERS or role not in (Role.VOTER, Role.OBSERVER):
         raise Malformed(f"the body is {BODY}")
     for node_id, address in members.items():
-        if type(node_id) is not str or not NODE_ID.fullmatch(node_id):
-            raise Malformed(f"{str(node_id)[:40]!r} is not a node id; use 1 to 24 of a-z, 0-9 and -")
+        if type(node_id) is not str or not NEW_NODE_ID.fullmatch(node_id):
+            raise Malformed(f"{str(node_id)[:40]!r} is not a node id; use {NODE_ID_FORM}")
         if not is_address(address):
             raise Malformed(f"{str(address)[:60]!r} is not HOST:PORT")
     return dict(members), role == Role.OBSERVER

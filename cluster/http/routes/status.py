@@ -3,8 +3,9 @@
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from ...node.views.fitness import fitness_alarms
-from ...node.views.status import node_status, not_ready_reasons
+from ...node.views.fitness import Sentence, fitness_alarms
+from ...node.views.status import halted, node_status, not_ready_reasons
+from ..admission.admission import ADMISSION
 from ..api import API
 from ..bodies import answer
 from ..front_page import FrontPage, front_page
@@ -43,10 +44,14 @@ async def get_status(request: web.Request) -> web.Response:
 
 
 async def get_healthz(request: web.Request) -> web.Response:
-    """200 as long as this process answers and its files are in place; otherwise a problem that says what to do."""
+    """200 as long as this process answers and its files are in place; otherwise a problem that says what to do.
+
+    A caller without a token gets the reasons' names alone, here and from `/readyz`.
+    """
     parameters_of(request)
-    if stranded := request.app[API].node.health.stranded:
-        raise NotReady([f"the node has halted: {stranded}"])
+    node = request.app[API].node
+    if node.health.stranded:
+        raise _not_ready(request, [halted(node)])
     return answer(request, {"alive": True})
 
 
@@ -56,8 +61,19 @@ async def get_readyz(request: web.Request) -> web.Response:
     node = request.app[API].node
     reasons, alarms = not_ready_reasons(node), fitness_alarms(node)
     if reasons:
-        raise NotReady([*reasons, *(alarm for alarm in alarms if not any(alarm in reason for reason in reasons))])
-    return answer(request, {"ready": True, "alarms": alarms})
+        others = (alarm for alarm in alarms if not any(alarm in reason for reason in reasons))
+        raise _not_ready(request, [*reasons, *others])
+    return answer(request, {"ready": True, "alarms": _told(request, alarms)})
+
+
+def _not_ready(request: web.Request, reasons: list[Sentence]) -> NotReady:
+    return NotReady(_told(request, reasons))
+
+
+def _told(request: web.Request, reasons: list[Sentence]) -> list[str]:
+    """The sentences; for a stranger, who may not know paths, process ids and addresses, their names."""
+    knows = request.app[ADMISSION].authorization.knows(request)
+    return [str(reason) if knows else reason.name for reason in reasons]
 
 
 async def get_metrics(request: web.Request) -> web.Response:

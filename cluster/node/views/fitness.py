@@ -2,7 +2,7 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import structlog
 
@@ -38,6 +38,18 @@ So does one whose code is not a majority's (`runs_other_code`): as a follower it
 """
 
 
+class Sentence(str):
+    """A sentence on why a node is unready or unfit, with paths and addresses. A stranger gets its `name` instead."""
+
+    __slots__ = ("name",)
+    name: str
+
+    def __new__(cls, name: str, text: str) -> Self:
+        self = super().__new__(cls, text)
+        self.name = name
+        return self
+
+
 def runs_other_code(held: FitnessStatus) -> bool:
     """Whether it is this level for its code: its machine has not failed."""
     return held.level is Level.MACHINE_FAILED and held.reason != FAILED
@@ -48,7 +60,7 @@ def advice(level: Level, data_dir: Path) -> str:
     return ADVICE[level].format(data_dir=data_dir)
 
 
-def sentences(fitness: FitnessStatus, data_dir: Path) -> list[str]:
+def sentences(fitness: FitnessStatus, data_dir: Path) -> list[Sentence]:
     """Everything that makes the node unfit, the most severe first, each with what to do; empty if it is fit.
 
     A failed machine is left out: it is a reason not to be ready (`unready_reasons`), and is reported only once. So is
@@ -58,13 +70,13 @@ def sentences(fitness: FitnessStatus, data_dir: Path) -> list[str]:
     return [_sentence(held, data_dir) for held in levels if held.level not in (Level.FIT, Level.MACHINE_FAILED)]
 
 
-def fitness_alarms(node: NodeView) -> list[str]:
+def fitness_alarms(node: NodeView) -> list[Sentence]:
     """Everything that makes a node unfit, ready or not, as `sentences`."""
     return [] if node.formed is None else sentences(node.formed.replica.core.status().fitness, node.config.data_dir)
 
 
-def _sentence(held: FitnessStatus, data_dir: Path) -> str:
-    return f"{held.reason}; {_advice(held, data_dir)}"
+def _sentence(held: FitnessStatus, data_dir: Path) -> Sentence:
+    return Sentence(held.level.name.lower(), f"{held.reason}; {_advice(held, data_dir)}")
 
 
 def _advice(held: FitnessStatus, data_dir: Path) -> str:
@@ -88,17 +100,19 @@ def _document(held: FitnessStatus, data_dir: Path) -> dict[str, Any]:
     }
 
 
-def unready_reasons(node: NodeView) -> list[str]:
+def unready_reasons(node: NodeView) -> list[Sentence]:
     """Why this node's unfitness keeps it from serving; empty if it can serve anyway."""
     if node.formed is None:
         return []
-    data_dir, reasons = node.config.data_dir, list[str]()
+    data_dir, reasons = node.config.data_dir, list[Sentence]()
     status = node.formed.replica.core.status()
     if not status.disk_answers:  # Now: the level is kept for a while after it has answered.
-        reasons.append(f"the disk has not answered for an election timeout; {advice(Level.DISK_HANGS, data_dir)}")
+        hangs = f"the disk has not answered for an election timeout; {advice(Level.DISK_HANGS, data_dir)}"
+        reasons.append(Sentence(Level.DISK_HANGS.name.lower(), hangs))
     applier = node.formed.applying.applier
     if applier.refusal is not None:
-        reasons += [str(each) for each in (applier.failure, applier.unproven) if each is not None]
+        failed = Level.MACHINE_FAILED.name.lower()
+        reasons += [Sentence(failed, str(each)) for each in (applier.failure, applier.unproven) if each is not None]
     elif (behind := _why_behind(status, applier.applied_index, data_dir)) is not None:
         reasons.append(behind)
     if node.leadership.leader_id == node.config.node:
@@ -108,7 +122,7 @@ def unready_reasons(node: NodeView) -> list[str]:
     return reasons
 
 
-def _why_behind(status: Status, applied_index: int, data_dir: Path) -> str | None:
+def _why_behind(status: Status, applied_index: int, data_dir: Path) -> Sentence | None:
     """Why a node whose machine is behind serves nothing; None if it is not behind.
 
     After a start or an install it is behind until everything committed at that time is applied. After that the level
@@ -119,7 +133,8 @@ def _why_behind(status: Status, applied_index: int, data_dir: Path) -> str | Non
             return _sentence(held, data_dir)
     if applied_index < status.backlog.end_index:
         count = f"{status.backlog.end_index - applied_index:,} records"
-        return f"{count} that were committed before this node started or installed a snapshot are not applied yet"
+        why = f"{count} that were committed before this node started or installed a snapshot are not applied yet"
+        return Sentence(Level.APPLY_LAG.name.lower(), why)
     return None
 
 

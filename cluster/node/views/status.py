@@ -21,7 +21,7 @@ from ..digests import Difference, Digests
 from ..tables.cursor_lag import cursor_rows
 from ..writing import Waiter
 from .awaiting import forming_sentence, no_leader_sentence
-from .fitness import fitness_document, sentences, unready_reasons
+from .fitness import Sentence, fitness_document, sentences, unready_reasons
 
 DOUBT_ADVICE = "restart it, so that it applies the log again; if it still differs, move its data_dir away and rejoin it"
 CURSORS_SHOWN = 10
@@ -117,27 +117,37 @@ def _leadership(node: NodeView) -> dict[str, object]:
     }
 
 
-def not_ready_reasons(node: NodeView) -> list[str]:
+def halted(node: NodeView) -> Sentence:
+    """Why this node has halted."""
+    name = "files_missing" if node.health.stranded else "halted"
+    return Sentence(name, f"the node has halted: {node.health.failure}")
+
+
+def not_ready_reasons(node: NodeView) -> list[Sentence]:
     """Why this node should get no traffic; empty if it should."""
     if node.health.failure is not None:
-        return [f"the node has halted: {node.health.failure}"]
+        return [halted(node)]
     if node.formed is None:
-        return [forming_sentence(node.config, node.forming.awaited() if node.forming else "")]
+        awaited = node.forming.awaited() if node.forming else ""
+        return [Sentence("not_formed", forming_sentence(node.config, awaited))]
     reasons = unready_reasons(node)
     if (doubt := _doubt(node, node.formed)) is not None:
-        reasons.append(doubt)
+        reasons.append(Sentence("state_differs", doubt))
     if node.leadership.leader_id is None:
         replica = node.formed.replica
-        reasons.append(no_leader_sentence(replica.core.status(), replica.network.reports.failures))
+        why = no_leader_sentence(replica.core.status(), replica.network.reports.failures)
+        reasons.append(Sentence("no_leader", why))
     elif node.leadership.leader_id == node.config.node and not node.leadership.is_leader:
-        reasons.append("this leader's first record is not committed yet")
+        reasons.append(Sentence("epoch_not_started", "this leader's first record is not committed yet"))
     elif node.leadership.leader_id != node.config.node and not node.formed.replica.core.status().is_matched:
         install = node.formed.compaction.installing.failure
         unfit = "; also: ".join(sentences(node.formed.replica.core.status().fitness, node.config.data_dir))
         why = "; also: ".join(filter(None, (install, unfit)))
-        reasons.append(f"the stream from {node.leadership.leader_id} is not open yet" + (f": {why}" if why else ""))
+        closed = f"the stream from {node.leadership.leader_id} is not open yet"
+        reasons.append(Sentence("no_stream", f"{closed}: {why}" if why else closed))
     elif not node.formed.replica.core.status().backlog.is_known:
-        reasons.append(f"what {node.leadership.leader_id} has committed is not known, or not received yet")
+        why = f"what {node.leadership.leader_id} has committed is not known, or not received yet"
+        reasons.append(Sentence("commit_unknown", why))
     return reasons
 
 

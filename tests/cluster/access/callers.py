@@ -31,7 +31,9 @@ routes take and return, and [standalone.md](standalone.md) says it of a standalo
 - 403 `forbidden`: the token's role is not enough. `has` and `needs` are the two roles. The role `peer` is that of the
   cluster's nodes, which have certificates; no token has it.
 - 403 `session-owned`: the session belongs to the token of another name.
-- 400 `malformed`: the URL has a token in it. Revoke that token: proxies log URLs.
+- 400 `malformed`: the URL has a token in it, in whatever spelling. Revoke that token: proxies log URLs.
+- `/healthz` and `/readyz` give a caller without a token the names of the reasons, such as `files_missing` or
+  `no_leader`. The sentences have paths, process ids and addresses: they are for callers with a token, and in `/status`.
 - *no connection*: the TLS handshake fails, because the certificate is foreign: of another CA. Only callers that dial a
   node under its own name, as peers do, are asked for a certificate. A caller that dials another name is not asked, and
   is answered by its token alone.

@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import AsyncGenerator, MutableMapping
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import pytest_asyncio
@@ -16,6 +18,7 @@ from quire.cluster.access.tokens import add_token, read_tokens
 from quire.cluster.http.api import API
 from quire.cluster.node.views.status import node_status
 from quire.cluster.serve.journal import LineRates
+from quire.replication.address import host_and_port
 from quire.replication.net.hello import PeerInfo, PeerRefused, dial
 from quire.replication.net.sockets import peer_session
 from quire.replication.net.trust import Trust
@@ -167,6 +170,96 @@ async def test_two_tokens_of_which_another_node_refuses_one_are_one_alarm(locked
     assert [len(alarms) for alarms in told] == [1]
     credentials.answered("n1", "unknown-there", refuses=False)
     assert [len(alarms) for alarms in told] == [1, 0]
+
+
+def spellings(text: str) -> dict[str, str]:
+    """A token as it may stand in a URL."""
+    each = "".join(f"%{ord(character):02x}" for character in text)
+    return {
+        "plain": text,
+        "the mark": text.replace("_", "%5F"),
+        "the mark, in small letters": text.replace("_", "%5f"),
+        "the first letter": f"%71{text[1:]}",
+        "all": each,
+        "twice": quote(each),
+        "three times": quote(quote(each)),
+        "half of each escape": text.replace("_", "%%35%46"),
+        "capitals": f"QUIRE_{text[6:]}",
+        "too often to tell": reduce(lambda spelled, _: quote(spelled), range(40), each),
+    }
+
+
+@pytest.mark.parametrize("spelling", spellings(""))
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("/status?x=TOKEN", "/status?TOKEN=x", "/status?x=a+TOKEN", "/records/TOKEN", "/TOKEN", "/cursors/a/TOKEN"),
+        *("/status#TOKEN", "/index_bounds?x=1;TOKEN", "http://TOKEN/status", "http://x:TOKEN@localhost/status"),
+        *("/peer?x=TOKEN", "/healthz?TOKEN"),
+    ],
+)
+async def test_a_token_in_a_url_is_found_in_every_spelling_and_written_nowhere(
+    locked: Locked, lines: Lines, spelling: str, target: str
+) -> None:
+    text = locked.tokens["write"]
+    spelled = spellings(text)[spelling]
+    status, answer = await sent(locked, "n2", f"GET {target.replace('TOKEN', spelled)} HTTP/1.1\r\nHost: localhost")
+
+    assert status == 400
+    for secret in (text[6:], spelled):
+        assert secret not in f"{lines}{answer}"
+
+
+@pytest.mark.parametrize("name", ["token", "%74oken", "TOKEN", "access%5Ftoken", "+token", "%2574oken"])
+async def test_a_parameter_that_is_meant_for_a_token_is_refused_in_every_spelling(locked: Locked, name: str) -> None:
+    assert (await sent(locked, "n1", f"GET /status?{name}=x HTTP/1.1\r\nHost: localhost"))[0] == 400
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GET /status HTTP/1.1\r\nHost: localhost\r\nUser-Agent: TOKEN\r\nCookie: a=TOKEN\r\nReferer: /?TOKEN",
+        "GET /status HTTP/1.1\r\nHost: localhost\r\nQuire-Request-Id: TOKEN",
+        "GET /status HTTP/1.1\r\nHost: TOKEN",
+        "GET /status HTTP/1.1\r\nHost: localhost\r\nOrigin: TOKEN",
+        "GET /status HTTP/1.1\r\nHost: localhost\r\nExpect: TOKEN",
+        "GET /status HTTP/1.1\r\nHost: localhost\r\nTOKEN: 1",
+        "GET /status HTTP/1.1\r\nHost: localhost\r\nQuire-TOKEN: 1",
+        "GET /status HTTP/1.1\r\nHost: localhost\r\nAuthorization: Basic TOKEN",
+        # None of these can be read as HTTP.
+        "GET /status?TOKEN HTTP/9.9\r\nHost: localhost",
+        "TOKEN /status HTTP/1.1\r\nHost: localhost",
+        "GET /TOKEN TOKEN HTTP/1.1\r\nHost: localhost",
+        "GET http://x:99999/TOKEN HTTP/1.1\r\nHost: localhost",
+        "GET /status HTTP/1.1\r\nHost: localhost\r\nTOKEN",
+        "GET /status HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer TOKEN\x01",
+        "GET /status HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer TOKEN" + "x" * 9000,
+        "GET /status HTTP/1.1\r\nHost: localhost\r\nContent-Length: TOKEN",
+        "GET /status HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: TOKEN",
+        "GET /TOKEN" + "x" * 9000 + " HTTP/1.1\r\nHost: localhost",
+    ],
+)
+async def test_a_token_elsewhere_in_a_request_is_written_nowhere(locked: Locked, lines: Lines, head: str) -> None:
+    text = locked.tokens["write"]
+    _, answer = await sent(locked, "n1", head.replace("TOKEN", text))
+
+    assert text[6:] not in f"{lines}{answer}"
+
+
+async def sent(locked: Locked, node_id: str, head: str) -> tuple[int, str]:
+    """The status of the answer to a request with this head, which a stranger sends as it is, and the whole answer."""
+    context = load_client_tls(locked.ca).context
+    host, port = host_and_port(locked.cluster.address(node_id))
+    reader, writer = await asyncio.open_connection(
+        host, port, ssl=context, server_hostname=load_client_tls(locked.ca).server_name
+    )
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            writer.write(f"{head}\r\nConnection: close\r\n\r\n".encode("latin-1"))
+            answer = (await reader.read()).decode()
+    finally:
+        writer.close()
+    return int(answer.split()[1]), answer
 
 
 async def test_no_token_is_in_the_journal_or_in_an_answer(locked: Locked, lines: Lines) -> None:

@@ -20,6 +20,7 @@ from tests.cluster.access.locked import Locked, locked_cluster
 from tests.cluster.running import Reply
 
 PAGE = Path(__file__).parents[3] / "docs" / "http.md"
+FILES_MISSING = "files_missing"
 WRONG = "quire_" + "A" * 43
 REFUSED = {(401, "unauthorized"): "401", (403, "forbidden"): "403"}
 
@@ -83,6 +84,41 @@ async def test_a_caller_gets_the_answer_of_its_cell(locked: Locked, caller: str,
 
 async def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text() == page(), "run python -m tests.cluster.access.callers > docs/http.md"
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+async def test_a_stranger_gets_the_names_of_the_reasons_why_a_node_has_halted(tmp_path: Path, path: str) -> None:
+    async with locked_cluster(tmp_path) as locked:
+        health = locked.cluster.nodes["n1"].node.health
+        health.missing_files = lambda: f"{tmp_path}/data was removed; cp /proc/1/fd/N"
+        health.halted("its files are missing")
+        stranger = await locked.ask("n1", "GET", path, None)
+        reader = await locked.ask("n1", "GET", path, "read")
+        status = (await locked.ask("n1", "GET", "/status", "read")).document
+
+    assert (stranger.status, stranger.document["reasons"], stranger.document["detail"]) == (
+        503,
+        [FILES_MISSING],
+        FILES_MISSING,
+    )
+    assert str(tmp_path) in reader.document["detail"]
+    assert status["reasons"] == reader.document["reasons"]
+
+
+async def test_a_stranger_gets_no_address_of_a_node(tmp_path: Path) -> None:
+    async with locked_cluster(tmp_path, 2, election_timeout_ms=500) as locked:
+        addresses = [running.config.listen for running in locked.cluster.nodes.values()]
+        for path in ("/", "/healthz", "/readyz", "/nowhere", "/status?token=x"):
+            reply = await locked.ask("n2", "GET", path, None)
+            assert not any(address in f"{reply.headers}{reply.body!r}" for address in addresses), reply
+        assert (await locked.ask("n2", "GET", "/healthz", "read")).headers["Quire-Leader"] == f"n1={addresses[0]}"
+        await locked.cluster.stop("n1")
+        async with asyncio.timeout(60):
+            while (reply := await locked.ask("n2", "GET", "/readyz", None)).status == 200:
+                pass
+            while "no_leader" not in reply.document["reasons"]:
+                reply = await locked.ask("n2", "GET", "/readyz", None)
+        assert all(re.fullmatch("[a-z_]+", reason) for reason in reply.document["reasons"])
 
 
 @pytest.mark.parametrize("caller", ["no token", "wrong", "expired"])

@@ -1,5 +1,6 @@
 """A standalone log behind a certificate and tokens."""
 
+import asyncio
 import re
 import time
 from collections.abc import AsyncGenerator
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 from quire.cluster.access.roles import Role
 from quire.cluster.access.tls import load_client_tls
 from quire.cluster.http.admission.authorization import Route
+from quire.cluster.standalone import service
 from quire.cluster.standalone.app import ROUTES
 from quire.cluster.standalone.config import StandaloneConfig
 from tests.cluster.access.callers import CALLERS, answer_to
@@ -48,6 +50,23 @@ async def test_a_caller_gets_the_answer_of_its_cell(log: ServedLog, files: Locke
     reply = await log.call(route.method, path, headers=headers, ssl=tls.context, server_hostname=tls.server_name)
 
     assert outcome(reply) == answer_to(caller, route.role)
+
+
+async def test_a_stranger_gets_the_name_of_the_reason_why_a_log_has_failed(
+    files: Locked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "MARK_INTERVAL_S", 0.01)
+    tls = load_client_tls(files.ca)
+    secure: dict[str, Any] = {"ssl": tls.context, "server_hostname": tls.server_name}
+    async with served(tmp_path / "d", **files.settings_of("log")) as log:
+        (tmp_path / "d" / "lock").unlink()
+        async with asyncio.timeout(60):
+            while (stranger := await log.call("GET", "/healthz", **secure)).status == 200:
+                pass
+        reader = await log.call("GET", "/healthz", headers=files.header("read"), **secure)
+
+    assert stranger.document["reason"] == "files_missing"
+    assert str(tmp_path) in reader.document["reason"]
 
 
 async def test_nobody_is_asked_for_a_certificate_under_the_name_of_the_log_either(

@@ -277,6 +277,7 @@ OPERATIONS = [
     other("POST", "/members", b'{"members": {}}'),
     other("POST", "/members", b'{"members": ["n4"]}'),
     other("POST", "/members", b'{"members": {"N4": "127.0.0.1:1"}}'),
+    other("POST", "/members", b'{"members": {"-n4": "127.0.0.1:1"}}'),
     other("POST", "/members", b'{"members": {"n4": "127.0.0.1"}}'),
     other("POST", "/members", b'{"members": {"n4": 7}}'),
     other("POST", "/members", b'{"members": {"n4": "127.0.0.1:1"}, "role": "joining"}'),
