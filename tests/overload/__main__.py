@@ -3,6 +3,7 @@
 python -m tests.overload hostile --minutes 60 --seed 1                    all kinds at once
 python -m tests.overload hostile --minutes 1 --only answers --only takers   these
 python -m tests.overload load --minutes 5                                 four times what the leader can take
+python -m tests.overload mutated --messages 200000                        mutated messages of a peer and of clients
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.overload import hour, overload
+from tests.overload import hour, mutated, overload
 from tests.overload.hostile import TASKS
 from tests.overload.hour import CLIENTS
 from tests.overload.pressing import COMMANDS
@@ -59,8 +60,9 @@ def main() -> int:
     """0 if nothing is wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.overload", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("what", choices=("hostile", "load"))
-    parser.add_argument("--minutes", type=float, required=True)
+    parser.add_argument("what", choices=("hostile", "load", "mutated"))
+    parser.add_argument("--minutes", type=float, default=5)
+    parser.add_argument("--messages", type=int, default=200_000, help="of mutated ones, half from a peer")
     parser.add_argument("--seed", type=int, default=1, help="of the hostile client and of the well-behaved ones")
     parser.add_argument("--only", action="append", choices=sorted(TASKS), help="a kind of hostility; by default, all")
     parser.add_argument("--clients", type=int, default=CLIENTS, help="well-behaved ones")
@@ -71,8 +73,11 @@ def main() -> int:
     wrong: list[str]
     folder = TemporaryDirectory(prefix="overload-", dir=arguments.folder)
     with folder, closing(Clusters(Path(folder.name))) as clusters:
-        cluster = clusters.formed(flags=FLAGS)
-        if arguments.what == "load":
+        mutates = arguments.what == "mutated"
+        cluster = mutated.formed(clusters, Path(folder.name)) if mutates else clusters.formed(flags=FLAGS)
+        if mutates:
+            figures, wrong = mutated.run(cluster, arguments.messages, arguments.seed)
+        elif arguments.what == "load":
             figures, wrong = overload.run(cluster, load_of(arguments.minutes, arguments.commands))
         else:
             kinds = tuple(arguments.only or sorted(TASKS))

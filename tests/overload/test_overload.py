@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from tests.overload import handshakes, hour, overload
+from tests.overload import handshakes, hour, mutated, overload
 from tests.processes.cluster import CALM, Clusters
 
 KV = ("--machine", "kv", *CALM)
@@ -27,6 +27,13 @@ def clusters(tmp_path: Path) -> Iterator[Clusters]:
         yield made
     finally:
         made.close()
+
+
+@pytest.mark.full
+def test_mutated_messages_cause_no_fault_no_flood_of_lines_and_no_growth(clusters: Clusters, tmp_path: Path) -> None:
+    figures, wrong = mutated.run(mutated.formed(clusters, tmp_path), 1_000, seed=1)
+
+    assert wrong == [], figures
 
 
 @pytest.mark.soak
