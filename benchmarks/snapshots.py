@@ -17,7 +17,7 @@ import uvloop
 
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.node.node import Node
-from quire.cluster.node.turns import Turns
+from quire.cluster.node.turn_times import TurnTimes
 from quire.cluster.node.views.status import node_status, not_ready_reasons
 from quire.cluster.node.writing import FutureWaiter
 from quire.cluster.serve.collector import Collector
@@ -120,7 +120,7 @@ async def longest_commit(node: Node, until: asyncio.Event) -> tuple[float, int]:
 
 async def measure(directory: Path) -> None:
     """Measure and print."""
-    collector, turns = Collector(), Turns()
+    collector, turns = Collector(), TurnTimes()
     collector.start()
     turns.start(lambda: True, collector.look)
     node, _ = await started(directory)

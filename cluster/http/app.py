@@ -16,7 +16,7 @@ from quire.replication.net.sockets import drop_frames
 from ..access.roles import Role
 from ..errors import ClusterError, Malformed, OutcomeUnknown, Overloaded
 from ..node.components import NodeView
-from ..node.turns import Turns
+from ..node.turn_times import TurnTimes
 from ..node.views.metrics import Gauge, Metrics
 from ..request_id import REQUEST_ID
 from .admission.admission import ADMISSION, Admission
@@ -111,7 +111,7 @@ ROUTES = (
 def make_app(
     node: NodeView,
     connections: ConnectionLimit | None = None,
-    turns: Turns | None = None,
+    turns: TurnTimes | None = None,
     dropped_lines: Callable[[], int] = lambda: 0,
 ) -> web.Application:
     """The application of `node`: the HTTP API, and the node's routes for its peers.
@@ -125,7 +125,7 @@ def make_app(
     authorization = Authorization(node.credentials, node.config.node)
     app[ADMISSION] = admission = Admission(connections, browsers, authorization, node.addresses)
     gauges = _gauges(admission, lambda: app[API])
-    metrics = Metrics(node, gauges, Turns() if turns is None else turns, dropped_lines)
+    metrics = Metrics(node, gauges, TurnTimes() if turns is None else turns, dropped_lines)
     streams = StreamLimit()
     app[API] = api = NodeApi(node, LeaderHop(node, streams), MemberStatuses(node), metrics, streams)
     app.cleanup_ctx.append(api.leader.run)

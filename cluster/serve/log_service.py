@@ -13,7 +13,7 @@ from ..config.settings import ConfigInvalid, load_settings
 from ..data_dir.identity import DataDirRefused
 from ..errors import ClusterError
 from ..http.admission.connections import ConnectionLimit
-from ..node.turns import Turns
+from ..node.turn_times import TurnTimes
 from ..standalone.app import READS_LIMIT, WRITES_LIMIT, make_app
 from ..standalone.config import MODE, StandaloneConfig
 from ..standalone.service import LogService
@@ -62,7 +62,7 @@ class _LogService:
         except DataDirRefused as error:
             raise CannotStart(str(error)) from None
 
-    def app(self, connections: ConnectionLimit, turns: Turns) -> web.Application:
+    def app(self, connections: ConnectionLimit, turns: TurnTimes) -> web.Application:
         return make_app(self._log, connections)
 
     @property

@@ -19,7 +19,7 @@ from ..http.admission.streams import STREAMS_LIMIT
 from ..http.app import make_app
 from ..http.forwarding import CONNECTION_LIMIT
 from ..node.node import Node
-from ..node.turns import Turns
+from ..node.turn_times import TurnTimes
 from ..node.views.status import not_ready_reasons
 from .arguments import STANDALONE, parse_serve
 from .descriptors import OWN_FILES
@@ -75,7 +75,7 @@ class _NodeService:
         except (MachineError, ClusterError) as error:
             raise CannotStart(str(error)) from None
 
-    def app(self, connections: ConnectionLimit, turns: Turns) -> web.Application:
+    def app(self, connections: ConnectionLimit, turns: TurnTimes) -> web.Application:
         return make_app(self._node, connections, turns, self._dropped_lines)
 
     @property

@@ -29,7 +29,7 @@ from ..errors import ClusterError
 from ..http.admission.connections import CONNECTIONS_LIMIT, ConnectionLimit
 from ..http.app import serve_app
 from ..http.listener import BACKLOG
-from ..node.turns import Turns
+from ..node.turn_times import TurnTimes
 from ..terminal import escaped
 from .collector import Collector
 from .descriptors import TooFewFiles, connections_of
@@ -80,7 +80,7 @@ class Service(Protocol):
         """Open the log or node that it serves. Raises OSError, LogError, CannotStart."""
         ...
 
-    def app(self, connections: ConnectionLimit, turns: Turns) -> web.Application:
+    def app(self, connections: ConnectionLimit, turns: TurnTimes) -> web.Application:
         """The web application; called after `start`. `turns` are those of the loop, for its metrics."""
         ...
 
@@ -150,7 +150,7 @@ async def _serve(make: Callable[[], Service], listen_on: str, data_dir: Path, ra
         listening.close()
         raise
     connections = ConnectionLimit(limit, reserve=service.connections_reserve)
-    turns = Turns()
+    turns = TurnTimes()
     runner = web.AppRunner(service.app(connections, turns), shutdown_timeout=SHUTDOWN_TIMEOUT_S)
     credentials = service.credentials
     reload.begin(credentials, stop)

@@ -16,7 +16,7 @@ from quire.sm import StateRoom
 
 from ..components import NodeView
 from ..tables.cursor_lag import CursorLags
-from ..turns import Turns
+from ..turn_times import TurnTimes
 from .status import node_status
 
 ROLES = tuple(NodeRole)
@@ -34,7 +34,9 @@ class Gauge(NamedTuple):
 class Metrics:
     """One node's metrics, in a registry of its own; `gauges` are those of the HTTP server."""
 
-    def __init__(self, node: NodeView, gauges: Sequence[Gauge], turns: Turns, dropped_lines: Callable[[], int]) -> None:
+    def __init__(
+        self, node: NodeView, gauges: Sequence[Gauge], turns: TurnTimes, dropped_lines: Callable[[], int]
+    ) -> None:
         self.answers: Counter[tuple[str, str, int]] = Counter()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_NodeCollector(node, gauges, self.answers, turns, dropped_lines))
@@ -50,7 +52,7 @@ class _NodeCollector(Collector):
         node: NodeView,
         gauges: Sequence[Gauge],
         answers: Counter[tuple[str, str, int]],
-        turns: Turns,
+        turns: TurnTimes,
         dropped_lines: Callable[[], int],
     ) -> None:
         self._node = node

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from quire.cluster.node.turns import LOG_INTERVAL_S, LONG_S, PERIOD_S, READ_S, Turns, what_runs
+from quire.cluster.node.turn_times import LOG_INTERVAL_S, LONG_S, PERIOD_S, READ_S, TurnTimes, what_runs
 from quire.replication import next_tick
 
 
@@ -21,13 +21,13 @@ class Clocks:
         self.now = 100.0
         self.used = 5.0
 
-    def turns(self, *, ready: bool = True) -> Turns:
-        turns = Turns(lambda: self.now, lambda: self.used)
+    def turns(self, *, ready: bool = True) -> TurnTimes:
+        turns = TurnTimes(lambda: self.now, lambda: self.used)
         turns.start(lambda: ready)
         self.passes(turns, PERIOD_S, 0.0)
         return turns
 
-    def passes(self, turns: Turns, wall_s: float, cpu_s: float) -> None:
+    def passes(self, turns: TurnTimes, wall_s: float, cpu_s: float) -> None:
         """So long until the next look."""
         self.now, self.used = self.now + wall_s, self.used + cpu_s
         turns.look()
@@ -104,7 +104,7 @@ def burn(cpu_s: float) -> None:
 @pytest.mark.asyncio
 async def test_a_working_process_is_looked_at_and_a_long_turn_of_it_is_found_and_named() -> None:
     looks = list[int]()
-    turns = Turns()
+    turns = TurnTimes()
     turns.start(lambda: True, lambda: looks.append(1))
     try:
         while len(looks) < 3:
@@ -113,20 +113,20 @@ async def test_a_working_process_is_looked_at_and_a_long_turn_of_it_is_found_and
         while turns.longest.cpu_s < LONG_S:
             burn(2 * LONG_S)
             await asyncio.sleep(0)
-        assert "test_turns.burn" in turns.longest.what
+        assert "test_turn_times.burn" in turns.longest.what
     finally:
         turns.stop()
 
 
 def test_what_runs_is_named_from_both_ends() -> None:
     assert what_runs(None) == ""
-    assert what_runs(inspect.currentframe()).startswith("test_turns.test_what_runs_is_named_from_both_ends:")
+    assert what_runs(inspect.currentframe()).startswith("test_turn_times.test_what_runs_is_named_from_both_ends:")
 
 
 @pytest.mark.asyncio
 async def test_nothing_is_left_behind_after_the_end() -> None:
     before = list(gc.callbacks)
-    turns = Turns()
+    turns = TurnTimes()
     turns.start(lambda: True)
     await asyncio.sleep(0)
     turns.stop()

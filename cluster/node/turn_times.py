@@ -49,7 +49,7 @@ class Turn(NamedTuple):
     what: str
 
 
-class Turns:
+class TurnTimes:
     """The turns of the running loop, from `start` to `stop`."""
 
     def __init__(
