@@ -108,6 +108,7 @@ if TYPE_CHECKING:
     from .payload import decode_runs as decode_runs
     from .payload import decode_system as decode_system
     from .payload import decode_values as decode_values
+    from .payload import each_stored_record as each_stored_record
     from .payload import encode_blob as encode_blob
     from .payload import encode_records as encode_records
     from .payload import encode_runs as encode_runs
@@ -164,7 +165,7 @@ _MODULES = {
     "packing": "Value check_containers check_value pack unpack",
     "payload": (
         "Record Run StoredRecord blob_head decode_blob decode_records decode_runs decode_system decode_values "
-        "encode_blob encode_records encode_runs encode_system frame_values stored_records"
+        "each_stored_record encode_blob encode_records encode_runs encode_system frame_values stored_records"
     ),
     "segment.mark": "MARK_NAME SLOT_BYTES SLOT_POSITIONS Mark SlotFile",
     "segment.removal": "Expiry",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, chain
 from typing import NamedTuple
@@ -225,9 +225,14 @@ def frame_values(frame: Frame) -> list[Value]:
 
 
 def stored_records(frame: Frame, positions: slice = slice(None)) -> list[StoredRecord]:
-    """Return the records of a frame, or some of them, with index, headers, session and sequence.
+    """Return the records of a frame, or some of them, as `each_stored_record`."""
+    return list(each_stored_record(frame, positions))
 
-    The others are unpacked but not made into a `StoredRecord`.
+
+def each_stored_record(frame: Frame, positions: slice = slice(None)) -> Iterator[StoredRecord]:
+    """Return an iterator of a frame's records, or some of them, with index, headers, session and sequence.
+
+    All are unpacked at once, but each is made into a `StoredRecord` when it is asked for.
 
     Raises:
         PayloadInvalid: the payload breaks the format of its kind.
@@ -236,13 +241,14 @@ def stored_records(frame: Frame, positions: slice = slice(None)) -> list[StoredR
     runs, values = _runs_and_values(frame)
     chosen = range(header.count)[positions]
     if len(runs) == 1:
-        return list(map(partial(_stored, header, runs[0], 0), chosen, values[positions]))
-    stored: list[StoredRecord] = []
+        return map(partial(_stored, header, runs[0], 0), chosen, values[positions])
     ends = list(accumulate(run.count for run in runs))
-    for position, value in zip(chosen, values[positions], strict=True):
+
+    def of_run(position: int, value: Value | Record) -> StoredRecord:
         at = bisect_right(ends, position)
-        stored.append(_stored(header, runs[at], ends[at] - runs[at].count, position, value))
-    return stored
+        return _stored(header, runs[at], ends[at] - runs[at].count, position, value)
+
+    return map(of_run, chosen, values[positions])
 
 
 def stored_record(frame: Frame, index: int) -> StoredRecord:

@@ -10,6 +10,9 @@ VALUES_LIMIT = 500_000
 
 PIECE = 64
 
+_TEXTS = frozenset({str, bytes})
+_NUMBERS = frozenset({int, float, bool, type(None)})
+
 
 def results_within(reply: WriteReply, limit: int, encode: Callable[[Any], bytes]) -> int:
     """How many commands' results and refusals fit into `limit` bytes when encoded with `encode`.
@@ -58,11 +61,12 @@ def size_up_to(value: Any, limit: int) -> int:
             size, seen = size + count, seen + count
             if seen > VALUES_LIMIT:
                 return max(size, limit + 1)
-            if kind is dict:
-                waiting += part
-                waiting += part.values()
-            else:
-                waiting += part
+            for inner in (part, part.values()) if kind is dict else (part,):
+                kinds = set(map(type, inner))
+                if kinds <= _TEXTS:  # As the keys of most maps: much faster than one by one.
+                    size += sum(map(len, inner))
+                elif not kinds <= _NUMBERS:
+                    waiting += inner
         if size > limit:
             return size
     return size

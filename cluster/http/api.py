@@ -10,7 +10,7 @@ from aiohttp import web
 from ..errors import ClusterError
 from ..node.components import NodeView
 from ..node.views.metrics import Metrics
-from .admission.concurrency import LongPollLimit, OneATurn, SessionLimit
+from .admission.concurrency import LongPollLimit, SessionLimit
 from .admission.decoding import DecodingTurns
 from .admission.openings import SessionOpenings
 from .admission.streams import StreamLimit
@@ -28,7 +28,6 @@ class NodeApi:
     metrics: Metrics
     streams: StreamLimit
     long_polls: LongPollLimit = field(default_factory=LongPollLimit)
-    ranges: OneATurn = field(default_factory=OneATurn)
     sessions: SessionLimit = field(default_factory=SessionLimit)
     openings: SessionOpenings = field(default_factory=SessionOpenings)
     decoding: DecodingTurns = field(init=False)

@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -240,7 +241,8 @@ def errors_as_problems(known_headers: frozenset[str], unknown_path: str = "Not F
 async def _sent(request: web.Request, response: web.StreamResponse, admission: Admission) -> web.StreamResponse:
     """The response, sent here if it is long. If there is no room for it, a problem says what became of the write."""
     try:
-        return await admission.response_bodies.send(request, admission.origin_of(request), response)
+        origin, work_of = admission.origin_of(request), partial(admission.work_of, request)
+        return await admission.response_bodies.send(request, origin, work_of, response)
     except Overloaded as error:
         drop_frames(error)
         nothing_written = _reads(request) or 400 <= response.status < 500 or response.status == 503

@@ -4,19 +4,22 @@ A body must be exactly what its content type says, or it is refused. Responses i
 `quire.log.json_text` defines how bytes and other values without a JSON type look in JSON.
 """
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from aiohttp import web
 
 from quire.log import pack
 from quire.log.json_text import to_json
-from quire.log.packing import array_count
+from quire.log.packing import array_count, array_head
 
 from ..errors import LimitExceeded, Malformed
 from ..values import DEPTH_LIMIT, decode_json, decode_msgpack, decode_ndjson, not_empty
 from .admission.admission import ADMISSION
+from .admission.turns import PIECE_ROWS, Work
 from .problems import UnsupportedMedia
+
+T = TypeVar("T")
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
@@ -26,6 +29,7 @@ RAW_FRAMES = "application/vnd.quire.frames"
 
 _CHARSETS = frozenset({None, "utf-8", "utf8"})
 _DOCUMENTS = (JSON, MSGPACK)
+_MAP_HEAD = 0x80  # Of a msgpack map with up to 15 keys: their number is added.
 _COMMANDS = b"\x81" + pack("commands")  # The first bytes of a map with only that key.
 
 
@@ -121,6 +125,34 @@ def accepted(request: web.Request, offered: tuple[str, ...]) -> str:
 def answer_type_of(request: web.Request) -> str:
     """JSON or MSGPACK: what the request accepts for a document."""
     return accepted(request, _DOCUMENTS)
+
+
+async def answer_rows(
+    request: web.Request,
+    work: Work,
+    name: str,
+    found: Sequence[T],
+    rows_of: Callable[[Sequence[T]], Awaitable[list[dict[str, object]]]],
+    **rest: object,
+) -> web.Response:
+    """A response that holds {name: rows, **rest}. Its rows are made and encoded in turns, PIECE_ROWS in one piece."""
+    json, pieces = answer_type_of(request) == JSON, list[bytes]()
+    for first in range(0, len(found), PIECE_ROWS):
+        chosen = found[first : first + PIECE_ROWS]
+        await work.turn(len(chosen))
+        rows = await rows_of(chosen)
+        pieces.append(to_json(rows)[1:-1] if json else pack(rows)[len(array_head(len(rows))) :])
+    if json:
+        body = b'{"%s":[%s],%s' % (name.encode(), b",".join(pieces), to_json(rest)[1:])
+    else:
+        head = bytes([_MAP_HEAD + 1 + len(rest)]) + pack(name) + array_head(len(found))
+        body = b"".join([head, *pieces, pack(rest)[1:]])
+    return web.Response(body=body, content_type=answer_type_of(request))
+
+
+def size_of(response: web.Response) -> int:
+    """The bytes of a response's body."""
+    return len(response.body) if isinstance(response.body, bytes) else 0
 
 
 def answer(request: web.Request, value: Any, headers: dict[str, str] | None = None) -> web.Response:

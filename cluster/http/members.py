@@ -1,7 +1,7 @@
 """What a node asks of other members over HTTP: their status, and what an operator wants of one of them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -42,12 +42,15 @@ class MemberStatuses:
         ) as self._session:
             yield
 
-    async def ask_all(self, request: web.Request) -> Mapping[str, Mapping[str, object]]:
-        """The status of each member that answers, this node's own included."""
+    async def ask_all(
+        self, request: web.Request, turn: Callable[[], Awaitable[None]]
+    ) -> Mapping[str, Mapping[str, object]]:
+        """The status of each member that answers, this node's own included, for which `turn` is awaited."""
         me = self._node.config.node
         others = [node_id for node_id in self._node.addresses.all() if node_id != me]
         asked = await asyncio.gather(*(self.ask(request, node_id) for node_id in others))
         found = {node_id: status for node_id, (status, _) in zip(others, asked, strict=True) if status is not None}
+        await turn()
         return {me: node_status(self._node), **found}
 
     async def pass_on(self, request: web.Request, node_id: str, body: bytes) -> web.Response:

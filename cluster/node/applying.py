@@ -388,7 +388,7 @@ class Applying:
                 if time.monotonic() > until:
                     self._schedule(0.0)
                     break
-                self._work()
+                self._work(until)
         except ApplyFailed:
             self._execution = None
             self.report_failure()
@@ -429,12 +429,12 @@ class Applying:
     def _has_frame(self) -> bool:
         return self.applier.failure is None and self.applier.applied_index < self._to_index
 
-    def _work(self) -> None:
-        """Do a step of the current frame or end it; else answer waiting reads; else begin the next frame."""
+    def _work(self, until: float) -> None:
+        """Do a step of the current frame or end it; else answer reads until then; else begin the next frame."""
         execution = self._execution
         if execution is None:
             if self._reads and not (self._has_read and self._has_frame):
-                self._answer_reads()
+                self._answer_reads(until)
             else:
                 self._begin()
         elif self._ended is not None:
@@ -503,14 +503,19 @@ class Applying:
 
     # Reads
 
-    def _answer_reads(self) -> None:
+    def _answer_reads(self, until: float) -> None:
+        """Answer those that wait. Those on the loop that are not answered until then come after the next frame."""
         if not all(read.on_loop for read in self._reads) and not self._start_thread():
             return
         reads, self._reads = self._reads, []
         applier, slow = self.applier, [read for read in reads if not read.on_loop]
-        for read in reads:
-            if read.on_loop:
-                read.told(*read.outcome(applier))
+        on_loop = deque(read for read in reads if read.on_loop)
+        while on_loop:
+            read = on_loop.popleft()
+            read.told(*read.outcome(applier))
+            if on_loop and time.monotonic() > until:
+                self._reads, self._has_read = list(on_loop), True
+                break
         if slow and self._thread is not None:
             self._is_reading = self._has_read = True
 

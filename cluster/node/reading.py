@@ -4,7 +4,7 @@ It reads the log and asks the driver for barriers, and changes neither.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
@@ -52,6 +52,10 @@ class StateAnswer(NamedTuple):
     digest: bytes
     unapplied: int
     """How many records this node knew to be committed but had not applied."""
+
+
+async def at_once() -> None:
+    """No wait: what is read has a small, bounded cost."""
 
 
 class Reading:
@@ -118,7 +122,12 @@ class Reading:
             raise ResourcesExhaustedError from error
 
     async def query(
-        self, request: Any, consistency: Consistency, allowed: Staleness, encode: Callable[[StateAnswer], T]
+        self,
+        request: Any,
+        consistency: Consistency,
+        allowed: Staleness,
+        encode: Callable[[StateAnswer], T],
+        turn: Callable[[], Awaitable[None]] = at_once,
     ) -> T:
         """The machine's answer to a request, as fresh as `consistency` requires (rule 12); for None, its whole state.
 
@@ -126,10 +135,10 @@ class Reading:
         a local read. It is checked again when the answer is ready, since the read may have waited for a frame.
 
         The result is what `encode` returns. It is called before the machine can change its answer, in the machine's own
-        thread if it has one.
+        thread if it has one. `turn` is awaited right before the machine is asked.
 
         Raises:
-            What `encode` raises.
+            What `encode` and `turn` raise.
             NotLeader, NoLeader, StateUnavailable: this node cannot answer, or not now.
             QueryRefused, MachineFailed: the machine refused the request, or failed.
         """
@@ -161,6 +170,7 @@ class Reading:
                 raise MachineFailed("query", f"{type(error).__name__}: {error}") from error
             return encode(StateAnswer(answer, applier.applied_index, applier.digest, unapplied))
 
+        await turn()
         encoded = await self._applying.at_boundary(ask)
         if consistency is Consistency.LOCAL:
             self._refuse_older_than(allowed, applied_index)

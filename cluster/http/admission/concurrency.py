@@ -2,16 +2,13 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TypeVar
 
 from aiohttp import web
 
 from ...errors import Overloaded
 from .addresses import share_of
-
-T = TypeVar("T")
 
 LONG_POLLS_LIMIT = 1024
 
@@ -98,23 +95,6 @@ class LongPollLimit:
 
     def _look_again(self) -> None:
         self._has_looked = False
-
-
-class OneATurn:
-    """Runs work that takes milliseconds per caller one piece per turn of the loop, in the order of the requests.
-
-    A record that becomes visible wakes everybody who waits for it; all at once they would block the loop. One event
-    loop.
-    """
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-
-    async def run(self, piece: Callable[[], T]) -> T:
-        """Run the piece in a turn of its own; return its result."""
-        async with self._lock:
-            await asyncio.sleep(0)
-            return piece()
 
 
 class SessionLimit:

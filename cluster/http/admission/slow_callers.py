@@ -20,12 +20,14 @@ from quire.replication.net.sockets import close_socket
 from ...errors import BodyTimeout, LimitExceeded, Overloaded
 from .addresses import LEAST_SHARE_BYTES, share_of
 from .connections import abort
+from .turns import Work
 
 REQUESTS_HELD_BYTES = 128 << 20
 RESPONSES_HELD_BYTES = 64 << 20
 STALL_TIMEOUT_S = 30.0
 IDLE_S = 1.0  # A transfer that moved more recently is not cut off to make room.
 PIECE_BYTES = 1 << 16  # Responses up to this size are left to the socket's buffer.
+SENDING_COST = 16  # To send so many bytes, even encrypted, costs as much as to encode one.
 STALL_CHECKS = 10  # In STALL_TIMEOUT_S. A moving buffer may have the same size twice by chance, not this many times.
 BODY_BYTES_PER_S = 4096  # The slowest body. Without this limit, a byte now and then would keep a body open forever.
 CLOSE_TIMEOUT_S = 5.0  # For a WebSocket's closing handshake.
@@ -193,8 +195,12 @@ class ResponseBodyLimit(_HeldBytes):
             del request[_RESPONSE]
             self._forget(transfer)
 
-    async def send(self, request: web.Request, origin: str, response: web.StreamResponse) -> web.StreamResponse:
+    async def send(
+        self, request: web.Request, origin: str, work_of: Callable[[], Work], response: web.StreamResponse
+    ) -> web.StreamResponse:
         """Send a long response at the caller's pace; return a short one, or one already started, unchanged.
+
+        Each piece of it waits for its turn, as a part of the request's work.
 
         Raises:
             Overloaded: too much is held already, and no other caller is idle.
@@ -204,8 +210,8 @@ class ResponseBodyLimit(_HeldBytes):
         if not isinstance(body, bytes) or len(body) <= PIECE_BYTES or request.method == "HEAD":
             return response
         self.reserve(request, origin, len(body))
-        transfer = request[_RESPONSE]
-        transfer.moved_at, transfer.complete = time.monotonic(), False
+        transfer, work = request[_RESPONSE], work_of()
+        work.has_begun = True
         sent = web.StreamResponse(status=response.status, reason=response.reason, headers=response.headers)
         sent.content_length = len(body)
         if response.keep_alive is False:
@@ -214,9 +220,12 @@ class ResponseBodyLimit(_HeldBytes):
             await sent.prepare(request)
             view = memoryview(body)
             for start in range(0, len(body), PIECE_BYTES):
+                transfer.complete = True  # It waits for the node, not for the caller.
+                await work.turn(0, PIECE_BYTES // SENDING_COST)
+                transfer.moved_at, transfer.complete = time.monotonic(), False
                 async with asyncio.timeout(self._stall_timeout_s):
                     await sent.write(view[start : start + PIECE_BYTES])
-                transfer.moved_at = time.monotonic()
+            transfer.moved_at = time.monotonic()
             async with asyncio.timeout(self._stall_timeout_s):
                 await sent.write_eof()
         except TimeoutError:

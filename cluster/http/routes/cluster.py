@@ -7,9 +7,14 @@ from typing import Any
 from aiohttp import web
 
 from ...node.views.status import node_status
+from ..admission.admission import work_of
 from ..api import API
 from ..bodies import answer
 from ..request import parameters_of
+from .status import STATUS_ROWS
+
+MEMBER_ROWS = 16
+"""To encode the status of another member takes as long as so many rows."""
 
 
 async def get_cluster(request: web.Request) -> web.Response:
@@ -26,6 +31,7 @@ async def get_cluster(request: web.Request) -> web.Response:
     addresses = node.addresses.all()
     others = [node_id for node_id in addresses if node_id != me]
     asked = await asyncio.gather(*(api.members.ask(request, node_id) for node_id in others))
+    await work_of(request).turn(STATUS_ROWS + len(others) * MEMBER_ROWS)
     statuses = {me: (node_status(node), None), **dict(zip(others, asked, strict=True))}
     nodes: dict[str, Any] = {}
     for node_id, address in addresses.items():

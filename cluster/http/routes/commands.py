@@ -18,7 +18,10 @@ from ...errors import CommandsRefused, LimitExceeded, OutcomeUnknown, SessionRef
 from ...node.components import Components
 from ...node.tables.sessions import refuse_other_history
 from ...node.writing import FutureWaiter, WriteReply
+from ..admission.admission import work_of
 from ..admission.authorization import caller_of
+from ..admission.decoding import LARGE_BYTES
+from ..admission.turns import BYTES_IN_TURN
 from ..answer_size import first_results, results_within
 from ..api import API, NodeApi
 from ..bodies import (
@@ -56,7 +59,7 @@ async def post_commands(request: web.Request) -> web.StreamResponse:
     await api.decoding.turn(len(body))
     commands = decode_commands(content_type, body, api.node.config.max_commands)
     reply = await write_values(request, commands, limit, applied=True, write_id=write_id)
-    reply, document = _within_answer(request, reply)
+    reply, document = await _within_answer(request, reply)
     document |= {"repeated": True} if reply.repeated else {"index": reply.index}
     document |= {"epoch": reply.epoch, "results": reply.results}
     if reply.refused:
@@ -64,11 +67,11 @@ async def post_commands(request: web.Request) -> web.StreamResponse:
     return answer(request, document)
 
 
-def records_written(request: web.Request, reply: WriteReply) -> web.Response:
+async def records_written(request: web.Request, reply: WriteReply) -> web.Response:
     """The answer to a `POST /records`: that of `post_commands`, with the count in place of the results."""
     document: dict[str, Any] = {}
     if reply.refused:
-        reply, document = _within_answer(request, reply._replace(results=[None] * reply.count))
+        reply, document = await _within_answer(request, reply._replace(results=[None] * reply.count))
     document |= {"repeated": True} if reply.repeated else {"write_index": reply.index}
     document["count"] = reply.count
     if reply.refused:
@@ -76,8 +79,15 @@ def records_written(request: web.Request, reply: WriteReply) -> web.Response:
     return answer(request, document)
 
 
-def _within_answer(request: web.Request, reply: WriteReply) -> tuple[WriteReply, dict[str, Any]]:
-    """The part of a reply that fits into one answer, and {"cut": position} if that is not all of it."""
+async def _within_answer(request: web.Request, reply: WriteReply) -> tuple[WriteReply, dict[str, Any]]:
+    """The part of a reply that fits into one answer, and {"cut": position} if that is not all of it.
+
+    A long one has to be encoded in the turn in which this returns.
+    """
+    if not reply.surely_fits(LARGE_BYTES):
+        work = work_of(request)
+        work.has_begun = True
+        await work.turn(size=min(reply.size, BYTES_IN_TURN))
     encode = to_json if answer_type_of(request) == JSON else pack
     limit = request.app[API].node.config.answer_bytes
     if reply.surely_fits(limit):

@@ -4,7 +4,8 @@ A slash in a cursor's name is `%2F` in a path.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from aiohttp import web
 
@@ -13,9 +14,11 @@ from quire.sm import CURSOR_NAME_BYTES, TOKEN_BYTES, Cursor, CursorRow
 
 from ...errors import Malformed
 from ...node.components import Components
+from ..admission.admission import work_of
 from ..admission.authorization import note_call
+from ..admission.turns import PIECE_ROWS
 from ..api import API
-from ..bodies import answer, decode_document, read_body
+from ..bodies import answer, answer_rows, decode_document, read_body
 from ..request import HISTORY, INDEX_HIGHEST, integer_of, parameters_of
 
 BODY_BYTES = 4096
@@ -81,9 +84,13 @@ async def get_cursors(request: web.Request) -> web.StreamResponse:
         return forwarded
     components = api.node.components
     most = PAGE_CURSORS if limit is None else max(1, limit)
-    found, following = await components.cursors.page(parameters.get("after", ""), most, parameters.get("prefix", ""))
-    rows = [await _document(components, name, cursor) for name, cursor in found]
-    return answer(request, {"cursors": rows, "next": following})
+    after, prefix, work = parameters.get("after", ""), parameters.get("prefix", ""), work_of(request)
+    found, following = await components.cursors.page(after, most, prefix, partial(work.turn, PIECE_ROWS))
+
+    async def rows_of(cursors: Sequence[tuple[str, Cursor]]) -> list[dict[str, object]]:
+        return [await _document(components, name, cursor) for name, cursor in cursors]
+
+    return await answer_rows(request, work, "cursors", found, rows_of, next=following)
 
 
 async def delete_cursor(request: web.Request) -> web.StreamResponse:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 
 from aiohttp import web
@@ -15,11 +16,13 @@ from ...errors import Malformed, NodeUnknown, NoLeader, NotLeader
 from ...node.components import NodeView
 from ...node.membership import Changes, OwnRowLeft
 from ...node.views.members import members_document
+from ..admission.admission import work_of
 from ..admission.authorization import note_call
 from ..api import API
 from ..bodies import answer, decode_document, read_body
 from ..problems import ANSWERS, TYPE_PREFIX
 from ..request import parameters_of
+from .status import STATUS_ROWS
 
 BODY_BYTES = 1 << 14
 LEADERS_ASKED = 3
@@ -45,7 +48,7 @@ async def get_members(request: web.Request) -> web.StreamResponse:
     forwarded = await api.leader.forward(request, None, writes=False)
     if forwarded is not None:
         return forwarded
-    statuses = await api.members.ask_all(request)
+    statuses = await api.members.ask_all(request, partial(work_of(request).turn, STATUS_ROWS))
     return answer(request, members_document(node, statuses))
 
 

@@ -3,16 +3,17 @@
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from itertools import islice
 from typing import Any
 
 from aiohttp import web
 
-from quire.log import FrameHeader, Kind, pack, stored_records, walk_frames
+from quire.log import FrameHeader, Kind, each_stored_record, pack, walk_frames
 from quire.log.json_text import to_json
+from quire.log.packing import array_head
 from quire.sm import ApplyFailed
 
 from ...errors import Expired, Malformed, OutOfBounds
@@ -20,8 +21,9 @@ from ...node.components import NodeView
 from ...node.tables.sessions import refuse_other_history
 from ...node.views.status import visible_bounds
 from ...rows import line_of
-from ..admission.admission import ADMISSION
-from ..admission.concurrency import OneATurn
+from ..admission.admission import ADMISSION, work_of
+from ..admission.slow_callers import SENDING_COST
+from ..admission.turns import ROWS_IN_TURN, Work
 from ..api import API
 from ..bodies import MSGPACK, NDJSON, RAW_FRAMES, accepted
 from ..request import HISTORY, integer_of, parameters_of
@@ -77,19 +79,19 @@ async def get_records(request: web.Request) -> web.StreamResponse:
         refuse_other_history(history, node.components.history)
     if asked.wait_s:
         with api.long_polls.slot(request, request.app[ADMISSION].origin_of(request)):
-            chunk = await _waited_for(node, asked, api.ranges)
+            chunk = await _waited_for(node, asked, work_of(request))
     else:
         bounds = visible_bounds(node)
         from_index = bounds.lowest_index if asked.from_index is None else asked.from_index
         _refuse_outside(node, asked, from_index)
-        chunk = await api.ranges.run(partial(_read, node, asked, from_index))
+        chunk = await _read(node, asked, from_index, work_of(request))
     headers = {NEXT_INDEX: str(chunk.next_index), LOWEST_INDEX: str(visible_bounds(node).lowest_index)}
     if node.formed is not None:
         headers[HISTORY] = node.formed.history
     return web.Response(body=chunk.body, content_type=asked.content_type, headers=headers)
 
 
-async def _waited_for(node: NodeView, asked: Range, turns: OneATurn) -> _Chunk:
+async def _waited_for(node: NodeView, asked: Range, work: Work) -> _Chunk:
     """The first chunk with a record; an empty one at the deadline, at the end of the range, or after a long scan."""
     deadline = time.monotonic() + asked.wait_s
     index = visible_bounds(node).lowest_index if asked.from_index is None else asked.from_index
@@ -101,7 +103,7 @@ async def _waited_for(node: NodeView, asked: Range, turns: OneATurn) -> _Chunk:
     while True:
         if index < visible_bounds(node).highest_index:
             await _applied(node, index, deadline)
-        chunk = await turns.run(partial(_read, node, asked, index))
+        chunk = await _read(node, asked, index, work)
         at_end = asked.to_index is not None and chunk.next_index >= asked.to_index
         scanned += chunk.next_index - index
         if chunk.count or at_end or scanned >= SCANNED_RECORDS or time.monotonic() >= deadline:
@@ -168,8 +170,9 @@ def _refuse_outside(node: NodeView, asked: Range, index: int) -> None:
         raise OutOfBounds(index, bounds.lowest_index, bounds.highest_index)
 
 
-def _read(node: NodeView, asked: Range, from_index: int) -> _Chunk:
-    """As much of the range as one answer holds, from an index within the bounds."""
+async def _read(node: NodeView, asked: Range, from_index: int, work: Work) -> _Chunk:
+    """As much of the range as one answer holds, from an index within the bounds; it is decoded in turns."""
+    await work.turn(alone=True)
     highest = visible_bounds(node).highest_index
     to_index = highest if asked.to_index is None else min(asked.to_index, highest)
     raw, next_index = b"", from_index
@@ -181,11 +184,25 @@ def _read(node: NodeView, asked: Range, from_index: int) -> _Chunk:
     if asked.content_type == RAW_FRAMES:
         if next_index > to_index:
             raw, next_index = _frames_below(raw, to_index)
+        work.charge(size=len(raw) // SENDING_COST)
         return _Chunk(raw, len(raw), next_index)
-    lines, cut_at = _lines(raw, asked, from_index, to_index, node.components.applying.executed)
-    ndjson = asked.content_type == NDJSON
-    body = b"".join(to_json(line) + b"\n" for line in lines) if ndjson else pack(lines)
-    return _Chunk(body, len(lines), min(next_index, to_index) if cut_at is None else cut_at)
+    lines = _lines(raw, asked, from_index, to_index, node.components.applying.executed)
+    pieces, count = list[bytes](), 0
+    while found := list(islice(lines, min(ROWS_IN_TURN, RANGE_RECORDS - count))):
+        pieces.append(_encoded(found, asked.content_type))
+        count += len(found)
+        work.charge(len(found), len(pieces[-1]))
+        if len(found) == ROWS_IN_TURN:
+            await work.turn(alone=True)
+    left = next(lines, None)
+    head = b"" if asked.content_type == NDJSON else array_head(count)
+    return _Chunk(head + b"".join(pieces), count, min(next_index, to_index) if left is None else left["index"])
+
+
+def _encoded(lines: list[dict[str, Any]], content_type: str) -> bytes:
+    if content_type == NDJSON:
+        return b"".join(to_json(line) + b"\n" for line in lines)
+    return pack(lines)[len(array_head(len(lines))) :]
 
 
 def _frames_below(raw: bytes, to_index: int) -> tuple[bytes, int]:
@@ -200,21 +217,15 @@ def _frames_below(raw: bytes, to_index: int) -> tuple[bytes, int]:
 
 def _lines(
     raw: bytes, asked: Range, from_index: int, to_index: int, executed: Callable[[int], bool | None]
-) -> tuple[list[dict[str, Any]], int | None]:
-    """The records as lines; and where the next range begins, if RANGE_RECORDS ended this one."""
-    lines: list[dict[str, Any]] = []
+) -> Iterator[dict[str, Any]]:
+    """The records as lines. A frame is unpacked when its first line is asked for, and each line is then made."""
     for frame in walk_frames(raw):
-        header = frame.header
-        if header.kind == Kind.SYSTEM and not asked.system:
+        if frame.header.kind == Kind.SYSTEM and not asked.system:
             continue
-        offsets, room = _offsets(asked, header, from_index, to_index), RANGE_RECORDS - len(lines)
-        taken, left = offsets[:room], offsets[room:]
-        if taken:
-            records = stored_records(frame, slice(taken.start, taken.stop, taken.step))
-            lines += (line_of(record, executed(record.index)) for record in records)
-        if left:
-            return lines, header.index + left[0]
-    return lines, None
+        offsets = _offsets(asked, frame.header, from_index, to_index)
+        if offsets:
+            for record in each_stored_record(frame, slice(offsets.start, offsets.stop, offsets.step)):
+                yield line_of(record, executed(record.index))
 
 
 def _offsets(asked: Range, header: FrameHeader, from_index: int, to_index: int) -> range:

@@ -14,8 +14,10 @@ from ...node.reading import Consistency, late_read
 from ...node.views.status import visible_bounds
 from ...node.writing import FutureWaiter
 from ...rows import KIND_NAMES
+from ..admission.admission import work_of
+from ..admission.slow_callers import SENDING_COST
 from ..api import API
-from ..bodies import JSON, MSGPACK, NDJSON, OCTETS, answer, content_type_of, decode_records, read_body
+from ..bodies import JSON, MSGPACK, NDJSON, OCTETS, answer, content_type_of, decode_records, read_body, size_of
 from ..request import WriteId, integer_of, parameters_of, parse_integer, write_id_of
 from .commands import records_written, write_values, write_within_deadline
 
@@ -53,7 +55,7 @@ async def post_records(request: web.Request) -> web.StreamResponse:
         reply = await write_values(
             request, values, limit, applied=False, expected_index=expected_index, write_id=write_id
         )
-    return records_written(request, reply)
+    return await records_written(request, reply)
 
 
 def _blob(node: NodeView, body: bytes, expected_index: int | None, write_id: WriteId) -> Write[FutureWaiter]:
@@ -107,9 +109,13 @@ async def post_truncate(request: web.Request) -> web.Response:
 async def get_record(request: web.Request) -> web.Response:
     """A record's value: the bytes of a bin or blob, anything else as JSON or msgpack."""
     parameters_of(request)
-    index = parse_integer(request.match_info["index"], "the index")
+    index, work = parse_integer(request.match_info["index"], "the index"), work_of(request)
+    await work.turn(alone=True)
     record = request.app[API].node.components.reading.read(index)
     headers = {"Quire-Kind": KIND_NAMES[Kind(record.kind)]}
     if isinstance(record.value, bytes):
+        work.charge(size=len(record.value) // SENDING_COST)
         return web.Response(body=record.value, content_type=OCTETS, headers=headers)
-    return answer(request, record.value, headers)
+    response = answer(request, record.value, headers)
+    work.charge(size=size_of(response))
+    return response

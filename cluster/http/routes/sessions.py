@@ -4,11 +4,14 @@ A session belongs to the name of the token that opened it, once the log has the 
 for a caller of that name, or for an admin.
 """
 
+from collections.abc import Sequence
+from functools import partial
+
 from aiohttp import web
 
 from quire.log import SESSION_OWNERS, Kind, encode_system
 from quire.replication import Write
-from quire.sm import SESSION_OWNED
+from quire.sm import SESSION_OWNED, SessionStatus
 
 from ...access.roles import Role
 from ...errors import (
@@ -21,9 +24,11 @@ from ...errors import (
     SessionUnknown,
 )
 from ...node.writing import FutureWaiter
+from ..admission.admission import work_of
 from ..admission.authorization import caller_of, note_call
+from ..admission.turns import ROWS_IN_TURN
 from ..api import API
-from ..bodies import answer, decode_document, read_body
+from ..bodies import answer, answer_rows, decode_document, read_body
 from ..request import integer_of, parameters_of, parse_integer
 from .commands import write_within_deadline
 
@@ -31,6 +36,7 @@ NAME_CHARACTERS = 200
 BODY_BYTES = 4096
 PAGE_SESSIONS = 1_000  # In one page of the list, and closed by one request.
 CLOSE_BODY_BYTES = 1 << 15
+LOOKUPS_OF_ROW = 8  # To look up so many sessions costs as much as a row.
 
 
 async def post_sessions(request: web.Request) -> web.StreamResponse:
@@ -106,10 +112,15 @@ async def get_sessions(request: web.Request) -> web.StreamResponse:
     forwarded = await api.leader.forward(request, None, writes=False)
     if forwarded is not None:
         return forwarded
-    most = PAGE_SESSIONS if limit is None else limit
-    found, following = await api.node.components.sessions.page(-1 if after is None else after, max(1, most), prefix)
-    rows = [{**status._asdict(), "used_at": used_at} for status, used_at in found]
-    return answer(request, {"sessions": rows, "next": following})
+    work, most = work_of(request), PAGE_SESSIONS if limit is None else max(1, limit)
+    turn = partial(work.turn, ROWS_IN_TURN)  # It looks at PAGE_VISITED sessions.
+    page = api.node.components.sessions.page(-1 if after is None else after, most, prefix, turn)
+    found, following = await page
+
+    async def rows_of(sessions: Sequence[tuple[SessionStatus, int]]) -> list[dict[str, object]]:
+        return [{**status._asdict(), "used_at": used_at} for status, used_at in sessions]
+
+    return await answer_rows(request, work, "sessions", found, rows_of, next=following)
 
 
 async def post_close(request: web.Request) -> web.StreamResponse:
@@ -121,8 +132,10 @@ async def post_close(request: web.Request) -> web.StreamResponse:
     forwarded = await api.leader.forward(request, body, writes=True)
     if forwarded is not None:
         return forwarded
+    work = work_of(request)
     if (closer := _closer(request)) is not None:
-        sessions = await api.node.components.sessions.open_among(sessions, closer)
+        turn = partial(work.turn, len(sessions) // LOOKUPS_OF_ROW)
+        sessions = await api.node.components.sessions.open_among(sessions, closer, turn)
     waiter = FutureWaiter(applied=True)
     payload = encode_system({"type": "close_sessions", "sessions": sessions})
     reply = await write_within_deadline(request, Write(payload, 1, kind=Kind.SYSTEM, owner=waiter))

@@ -1,7 +1,8 @@
 """`GET /state` and `POST /query`: the machine's answers, with the consistency that the caller requests."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -11,9 +12,12 @@ from quire.log import PayloadInvalid
 from ...errors import LimitExceeded, MachineFailed, Malformed, StateUnavailable
 from ...node.components import NodeView
 from ...node.reading import Consistency, Staleness, StateAnswer, late_read
+from ..admission.admission import work_of
+from ..admission.decoding import LARGE_BYTES
+from ..admission.turns import BYTES_IN_TURN
 from ..answer_size import size_up_to
 from ..api import API
-from ..bodies import JSON, MSGPACK, answer, content_type_of, decode_query, read_body
+from ..bodies import JSON, MSGPACK, answer, content_type_of, decode_query, read_body, size_of
 from ..request import integer_of, parameters_of, seconds_of
 
 UNAPPLIED = "Quire-Unapplied"
@@ -37,7 +41,8 @@ async def get_state(request: web.Request) -> web.StreamResponse:
         document = {"state": found.state, "applied_index": found.applied_index, "digest": found.digest.hex()}
         return _bounded(request, document, found.unapplied, "the state")
 
-    return await _query(api.node, None, consistency, allowed, encoded)
+    work = work_of(request)
+    return await _query(api.node, None, consistency, allowed, encoded, partial(work.turn, size=BYTES_IN_TURN))
 
 
 async def post_query(request: web.Request) -> web.StreamResponse:
@@ -51,11 +56,18 @@ async def post_query(request: web.Request) -> web.StreamResponse:
         if forwarded is not None:
             return forwarded
 
+    work = work_of(request)
+
     def encoded(found: StateAnswer) -> web.Response:
         document = {"answer": found.state, "applied_index": found.applied_index}
         return _bounded(request, document, found.unapplied, "the answer")
 
-    return await _query(api.node, decode_query(content_type, body), consistency, allowed, encoded)
+    if len(body) > LARGE_BYTES:
+        await work.turn(size=len(body))
+    question, turn = decode_query(content_type, body), partial(work.turn, alone=True)
+    response = await _query(api.node, question, consistency, allowed, encoded, turn)
+    work.charge(size=size_of(response))
+    return response
 
 
 def _consistency_of(request: web.Request) -> tuple[Consistency, Staleness]:
@@ -78,11 +90,12 @@ async def _query(
     consistency: Consistency,
     allowed: Staleness,
     encode: Callable[[StateAnswer], web.Response],
+    turn: Callable[[], Awaitable[None]],
 ) -> web.Response:
     components, timeout_ms = node.components, node.config.request_timeout_ms
     try:
         async with asyncio.timeout(timeout_ms / 1000):
-            return await components.reading.query(question, consistency, allowed, encode)
+            return await components.reading.query(question, consistency, allowed, encode, turn)
     except TimeoutError:
         raise StateUnavailable(late_read(consistency, timeout_ms, components.writing.backlog)) from None
 
@@ -96,6 +109,6 @@ def _bounded(request: web.Request, document: dict[str, Any], unapplied: int, wha
         response = answer(request, document, {UNAPPLIED: str(unapplied)})
     except (PayloadInvalid, TypeError, RecursionError) as error:
         raise MachineFailed("query", f"its answer cannot be encoded ({error})") from error
-    if isinstance(response.body, bytes) and len(response.body) > limit:
-        raise LimitExceeded(what, len(response.body), limit)
+    if (size := size_of(response)) > limit:
+        raise LimitExceeded(what, size, limit)
     return response

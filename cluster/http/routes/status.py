@@ -5,13 +5,16 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from ...node.views.fitness import Sentence, fitness_alarms
 from ...node.views.status import halted, node_status, not_ready_reasons
-from ..admission.admission import ADMISSION
+from ..admission.admission import ADMISSION, work_of
+from ..admission.turns import ROWS_IN_TURN
 from ..api import API
 from ..bodies import answer
 from ..front_page import FrontPage, front_page
 from ..problems import NotReady
 from ..request import parameters_of
 
+STATUS_ROWS = 128
+"""A status takes as long as so many rows."""
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})
 ABOUT = "A node of a replicated state machine: one durable log, and the same state on every node."
 MAIN_CALLS = {
@@ -40,6 +43,7 @@ async def get_front(request: web.Request) -> web.Response:
 async def get_status(request: web.Request) -> web.Response:
     """This node's status: role, epoch, indices, lag, digest; `docs/architecture.md` lists the fields."""
     parameters_of(request)
+    await work_of(request).turn(STATUS_ROWS)
     return answer(request, node_status(request.app[API].node))
 
 
@@ -79,6 +83,7 @@ def _told(request: web.Request, reasons: list[Sentence]) -> list[str]:
 async def get_metrics(request: web.Request) -> web.Response:
     """This node's metrics in Prometheus' text format."""
     parameters_of(request)
+    await work_of(request).turn(ROWS_IN_TURN)
     body = request.app[API].metrics.exposition()
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 

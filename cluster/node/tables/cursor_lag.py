@@ -126,6 +126,7 @@ class CursorLags:
         self._runs = _SystemRuns()
         self._recent: dict[int, FrameHeader] = {}
         self._left = HEADERS_AT_ONCE
+        self._searching = asyncio.Lock()
         self._shown: list[CursorRead] = []
         self._lost: list[CursorRead] = []
 
@@ -139,9 +140,11 @@ class CursorLags:
 
     async def read(self, name: str, cursor: Cursor) -> CursorRead:
         """Look at a cursor."""
-        place = self._place(name, cursor)
-        while not self._advance(place, share_of(name)):
-            await self._turn()
+        place, share = self._place(name, cursor), share_of(name)
+        if not self._advance(place, share):
+            async with self._searching:  # One after the other: each finds what those before it have found.
+                while not self._advance(place, share):
+                    await self._turn()
         self._places[name] = place
         return CursorRead(name, cursor.index, place.at, place.since, place.lost, place.found_at)
 

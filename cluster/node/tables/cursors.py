@@ -6,6 +6,7 @@ leader is in flight; meanwhile rows wait, and the next record has them all, up t
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from quire.log import CONSUMERS, Kind, encode_system
@@ -89,9 +90,11 @@ class CursorWrites:
             raise CursorUnknown(name)
         return cursor
 
-    async def page(self, after: str, most: int, prefix: str) -> tuple[list[tuple[str, Cursor]], str | None]:
-        """A page of the cursors, as `Cursors.page`, linearizable. Raises as `TableReads.read`."""
-        return await self._reads.read(lambda applier: applier.cursors.page(after, most, prefix))
+    async def page(
+        self, after: str, most: int, prefix: str, turn: Callable[[], Awaitable[None]]
+    ) -> tuple[list[tuple[str, Cursor]], str | None]:
+        """A page of the cursors, as `Cursors.page`, linearizable. `turn` and what it raises: as `TableReads.read`."""
+        return await self._reads.read(lambda applier: applier.cursors.page(after, most, prefix), turn)
 
     def _refuse(self) -> None:
         if (error := self._writing.not_now) is not None:

@@ -1,14 +1,14 @@
 """Linearizable reads of the applier's tables, for the leader."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from quire.sm import Applier, ApplyFailed
 
 from ...errors import StateUnavailable
 from ..applying import Applying
-from ..reading import Reading, late_read
+from ..reading import Reading, at_once, late_read
 from ..writing import LeaderState, Writing
 
 T = TypeVar("T")
@@ -37,10 +37,11 @@ class TableReads:
         if (error := self._leadership.not_leader()) is not None:
             raise error
 
-    async def read(self, read: Callable[[Applier], T]) -> T:
-        """The result of `read`, which sees everything that was acknowledged before.
+    async def read(self, read: Callable[[Applier], T], turn: Callable[[], Awaitable[None]] = at_once) -> T:
+        """The result of `read`, which sees everything that was acknowledged before; `turn` is awaited right before it.
 
         Raises:
+            What `turn` raises.
             NotLeader, NoLeader: this node does not lead.
             StateUnavailable: this node cannot answer, or no majority confirmed its leadership in time.
         """
@@ -48,6 +49,7 @@ class TableReads:
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
                 await self._reading.linearize()
+                await turn()
                 return await self._applying.at_boundary(read, on_loop=True)
         except ApplyFailed as failure:
             raise StateUnavailable(str(failure)) from failure

@@ -6,6 +6,8 @@ the table of a leader that has not applied everything yet can answer for the ses
 is looked up linearizably, at a frame boundary.
 """
 
+from collections.abc import Awaitable, Callable
+
 from quire.sm import SessionStatus, owned_by_another
 
 from ...errors import HistoryChanged, SessionOwned, SessionUnknown, session_refused
@@ -50,9 +52,11 @@ class SessionLookup:
             _refuse_others(status, caller)
         return status is not None
 
-    async def open_among(self, sessions: list[int], caller: str | None) -> list[int]:
-        """Those of the sessions that are open, linearizable. Raises as `is_open_for`."""
-        found = await self._reads.read(lambda applier: [applier.sessions.find(session) for session in sessions])
+    async def open_among(
+        self, sessions: list[int], caller: str | None, turn: Callable[[], Awaitable[None]]
+    ) -> list[int]:
+        """Those of the sessions that are open, linearizable. `turn` is as in `page`. Raises as `is_open_for`."""
+        found = await self._reads.read(lambda applier: [applier.sessions.find(session) for session in sessions], turn)
         for status in found:
             if status is not None:
                 _refuse_others(status, caller)
@@ -72,9 +76,11 @@ class SessionLookup:
             raise session_refused(refusal.code, refusal.text, [])
         raise SessionUnknown(session)
 
-    async def page(self, after: int, most: int, prefix: str) -> tuple[list[tuple[SessionStatus, int]], int | None]:
-        """A page of the open sessions, as `Sessions.page`. Raises as `find`."""
-        return await self._reads.read(lambda applier: applier.sessions.page(after, most, prefix))
+    async def page(
+        self, after: int, most: int, prefix: str, turn: Callable[[], Awaitable[None]]
+    ) -> tuple[list[tuple[SessionStatus, int]], int | None]:
+        """A page of the open sessions, as `Sessions.page`. `turn` and what is raised: as `TableReads.read`."""
+        return await self._reads.read(lambda applier: applier.sessions.page(after, most, prefix), turn)
 
 
 def refuse_other_history(asked: str, own: str) -> None:
