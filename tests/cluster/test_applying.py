@@ -218,6 +218,32 @@ async def test_the_loop_has_a_turn_between_the_slow_commands_of_a_frame_and_read
 
 
 @pytest.mark.asyncio
+async def test_reads_that_wait_for_one_boundary_take_no_more_than_a_slice_of_a_turn_and_delay_no_frame_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log, node, machine = a_log([1] * 20, [1] * 20), Told(), QuickSum()
+    monkeypatch.setattr(module, "time", machine.clock)
+    applying = applying_of(log, Applier(machine), node)
+    read_in = list[int]()
+    turns = 0
+
+    def slow_read(applier: Applier) -> int:
+        machine.clock.now += 2 * module.SLICE_S
+        read_in.append(turns)
+        return applier.applied_index
+
+    applying.apply_to(40)
+    reads = [asyncio.create_task(applying.at_boundary(slow_read)) for _ in range(30)]
+    async with asyncio.timeout(DEADLINE_S):
+        while not all(read.done() for read in reads):
+            await asyncio.sleep(0)
+            turns += 1
+
+    assert len(set(read_in)) == 30, "one in a turn"
+    assert [read.result() for read in reads] == [20, *[40] * 29], "the next frame comes after the first slice"
+
+
+@pytest.mark.asyncio
 async def test_a_frame_is_applied_in_the_same_steps_whatever_their_size() -> None:
     whole, parts = Applier(ArithmeticMachine()), Applier(ArithmeticMachine())
     log = a_log([["add", 1]] * 7, [["mul", 2]], [["add", 3]] * 400)

@@ -1,6 +1,7 @@
 """Cursors of running nodes: set over HTTP, coalesced, kept over restarts and installs; their lag and holds."""
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from quire.sm import Cursor
 from tests.cluster import conditions
 from tests.cluster.logs import served
 from tests.cluster.running import Reply, RunningCluster, applied_index, running_cluster, started
+from tests.cluster.test_reading_turns import CountedTurns
 from tests.cluster.test_retention import SETTINGS, expiry, snapshot, written
 
 JSON = "application/json"
@@ -279,6 +281,29 @@ async def test_two_reads_of_one_cursor_at_two_places_both_end(tmp_path: Path, mo
         async with asyncio.timeout(DEADLINE_S):
             reads = await asyncio.gather(*(lags.read(name, Cursor(index, 0, b"")) for index in (5, 20, 5, 30)))
         assert {read.next_index for read in reads} == {end - 1}
+
+
+@pytest.mark.asyncio
+async def test_many_reads_of_cursors_together_read_so_many_headers_in_a_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cursor_lag, "RECENT_HEADERS", 1)
+    monkeypatch.setattr(cursor_lag, "HEADERS_AT_ONCE", 2)
+    async with running_cluster(tmp_path, 1) as cluster, CountedTurns() as turns:
+        for _ in range(60):
+            await cluster.commands("n1", ["add", 1])
+        components, end = cluster.nodes["n1"].node.components, await end_of(cluster)
+        header, read_in = components.log.reader.header, Counter[int]()
+
+        def counted(index: int) -> FrameHeader:
+            read_in[turns.number] += 1
+            return header(index)
+
+        monkeypatch.setattr(components.log.reader, "header", counted)
+        name = f"mail/{(end - 1) % 1000}-1000"
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.gather(*(components.cursor_lags.read(name, Cursor(5, 0, b"")) for _ in range(20)))
+        assert max(read_in.values()) <= 2 * 2  # What is counted as one turn here may be parts of two.
 
 
 @pytest.mark.asyncio

@@ -9,7 +9,7 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from quire.cluster.http.admission.concurrency import LongPollLimit, OneATurn
+from quire.cluster.http.admission.concurrency import LongPollLimit
 from quire.cluster.http.api import API
 from quire.cluster.http.routes.ranges import RANGE_RECORDS, SHARDS_LIMIT, WAIT_LIMIT_MS
 from quire.log import Kind, walk_frames
@@ -206,21 +206,6 @@ async def test_a_waiting_reader_whose_filter_matches_nothing_is_sent_on_after_bo
     reader = await waiting(cluster, at, f"from={end}&{nothing}")
     await append(cluster, *range(100))
     assert (await reader).headers["Quire-Next-Index"] == str(end + 100)
-
-
-async def test_readers_that_wake_together_are_answered_in_a_turn_of_the_loop_each() -> None:
-    ranges, turn, ran = OneATurn(), 0, list[int]()
-
-    async def count() -> None:
-        nonlocal turn
-        while len(ran) < 50:
-            turn += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count())
-    await asyncio.gather(*(ranges.run(lambda: ran.append(turn)) for _ in range(50)))
-    await counting
-    assert len(set(ran)) == 50
 
 
 @EVERYWHERE

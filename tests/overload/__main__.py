@@ -4,6 +4,7 @@ python -m tests.overload hostile --minutes 60 --seed 1                    all ki
 python -m tests.overload hostile --minutes 1 --only answers --only takers   these
 python -m tests.overload load --minutes 5                                 four times what the leader can take
 python -m tests.overload mutated --messages 200000                        mutated messages of a peer and of clients
+python -m tests.overload reads --minutes 2 --callers 200                  many callers of the longest answers at once
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.overload import hour, mutated, overload
+from tests.overload import asking, hour, mutated, overload
 from tests.overload.hostile import TASKS
 from tests.overload.hour import CLIENTS
 from tests.overload.pressing import COMMANDS
@@ -60,13 +61,14 @@ def main() -> int:
     """0 if nothing is wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.overload", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("what", choices=("hostile", "load", "mutated"))
+    parser.add_argument("what", choices=("hostile", "load", "mutated", "reads"))
     parser.add_argument("--minutes", type=float, default=5)
     parser.add_argument("--messages", type=int, default=200_000, help="of mutated ones, half from a peer")
     parser.add_argument("--seed", type=int, default=1, help="of the hostile client and of the well-behaved ones")
     parser.add_argument("--only", action="append", choices=sorted(TASKS), help="a kind of hostility; by default, all")
     parser.add_argument("--clients", type=int, default=CLIENTS, help="well-behaved ones")
     parser.add_argument("--commands", type=int, default=COMMANDS, help="of the load, in each request")
+    parser.add_argument("--callers", type=int, default=200, help="of the longest answers, at once")
     parser.add_argument("--folder", default=in_memory(), help="of the nodes; by default in memory where 8 GiB are free")
     arguments = parser.parse_args()
     figures: dict[str, Any]
@@ -79,6 +81,9 @@ def main() -> int:
             figures, wrong = mutated.run(cluster, arguments.messages, arguments.seed)
         elif arguments.what == "load":
             figures, wrong = overload.run(cluster, load_of(arguments.minutes, arguments.commands))
+        elif arguments.what == "reads":
+            seconds = 60 * arguments.minutes / len(asking.LONGEST_PATHS)
+            figures, wrong = asking.run(cluster, arguments.callers, seconds)
         else:
             kinds = tuple(arguments.only or sorted(TASKS))
             plan = hour.Plan(60 * arguments.minutes, arguments.seed, kinds, arguments.clients, PEAK_BYTES)
