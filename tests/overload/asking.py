@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -90,11 +91,16 @@ async def ask(server: str, path: str, callers: int, seconds: float) -> dict[str,
     writes: Counter[str] = Counter()
     waits_s: list[float] = []
     until = time.monotonic() + seconds
+    ended = asyncio.Event()
     timeout = aiohttp.ClientTimeout(total=20)
     async with (
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as readers,
         aiohttp.ClientSession(timeout=timeout) as writer,
     ):
+
+        async def pause(seconds: float) -> None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), max(0.0, seconds))
 
         async def reads() -> None:
             while time.monotonic() < until:
@@ -107,7 +113,7 @@ async def ask(server: str, path: str, callers: int, seconds: float) -> dict[str,
                     answers[type(error).__name__] += 1
                     refused = True
                 if refused:
-                    await asyncio.sleep(WRITE_EVERY_S)
+                    await pause(WRITE_EVERY_S)
 
         async def write() -> None:
             number = 0
@@ -121,7 +127,8 @@ async def ask(server: str, path: str, callers: int, seconds: float) -> dict[str,
                 except HARMLESS as error:
                     writes[type(error).__name__] += 1
                 waits_s.append(time.monotonic() - began)
-                await asyncio.sleep(max(0.0, began + WRITE_EVERY_S - time.monotonic()))
+                await pause(began + WRITE_EVERY_S - time.monotonic())
+            ended.set()
 
         await asyncio.gather(write(), *(reads() for _ in range(callers)))
     return {

@@ -30,7 +30,7 @@ PIECE_ROWS = 128
 """Of a long answer: other shares have their part of a turn, too."""
 WAITING_LIMIT = 512
 WAIT_S = 5.0
-LONG_TURN_S = 0.02
+LONG_TURN_MS = 20
 """Of processor time: a turn during which the process waited for a processor, or was stopped, is none."""
 
 
@@ -106,7 +106,7 @@ class Turns:
     def _next(self) -> None:
         """The next turn of the loop has come: serve those who wait, after a long turn not before as much time again."""
         took_s = self._cpu() - self._used
-        if took_s > LONG_TURN_S:
+        if 1000 * took_s > LONG_TURN_MS:
             asyncio.get_running_loop().call_later(took_s, self._serve)
         else:
             self._serve()
