@@ -2,7 +2,7 @@
 # servers in .cache and a Java for Spark. Install only Python 3.11 or newer, make and git beforehand.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compose-demo check test test-all test-rest tidy soak soak-log soak-processes soak-retriers soak-workers soak-lasting soak-overload soak-hostile soak-hellos soak-messages soak-mutated soak-pipeline soak-faults soak-members soak-histories bench bench-commits lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment go-tools java
+.PHONY: help demo compose-demo check test test-all test-rest tidy soak soak-log soak-processes soak-retriers soak-workers soak-lasting soak-overload soak-reads soak-hostile soak-hellos soak-messages soak-mutated soak-pipeline soak-faults soak-members soak-histories bench bench-commits lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment go-tools java
 
 BIN := .venv/bin
 
@@ -41,7 +41,7 @@ test-all: dev-environment go-tools java ## every test there is
 test-rest: dev-environment go-tools java ## what test-all runs and test does not
 	$(RUN_TESTS) -m full
 
-soak: soak-log soak-processes soak-retriers soak-workers soak-lasting soak-overload soak-hostile soak-hellos soak-messages soak-mutated soak-pipeline soak-faults soak-members soak-histories ## long runs of the tests; the last goes on until a rule breaks (FROM=seed, JOBS=processes)
+soak: soak-log soak-processes soak-retriers soak-workers soak-lasting soak-overload soak-reads soak-hostile soak-hellos soak-messages soak-mutated soak-pipeline soak-faults soak-members soak-histories ## long runs of the tests; the last goes on until a rule breaks (FROM=seed, JOBS=processes)
 
 soak-log: dev-environment
 	$(BIN)/python -m tests.log $(ARGS)
@@ -60,6 +60,9 @@ soak-lasting: dev-environment
 
 soak-overload: dev-environment
 	$(BIN)/python -m tests.overload load --minutes 5
+
+soak-reads: dev-environment
+	$(BIN)/python -m tests.overload reads --minutes 2 --callers 200
 
 soak-hostile: dev-environment
 	$(BIN)/python -m tests.overload hostile --minutes 60 --seed $(or $(FROM),1)
