@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .errors import UnexpectedIndex as UnexpectedIndex
     from .errors import UnknownVersion as UnknownVersion
     from .features import CONSUMERS as CONSUMERS
+    from .features import CURSOR_OWNERS as CURSOR_OWNERS
     from .features import FEATURES as FEATURES
     from .features import FITNESS as FITNESS
     from .features import HISTORY as HISTORY
@@ -142,8 +143,8 @@ _MODULES = {
         "PayloadInvalid RecordsTruncated RecordTooLarge ResourcesExhausted UnexpectedIndex UnknownVersion"
     ),
     "features": (
-        "CONSUMERS FEATURES FITNESS HISTORY MAX_FEATURE_LENGTH MAX_FEATURES MEMBERSHIP SESSION_OWNERS SESSION_TTL "
-        "STATE_QUOTA"
+        "CONSUMERS CURSOR_OWNERS FEATURES FITNESS HISTORY MAX_FEATURE_LENGTH MAX_FEATURES MEMBERSHIP SESSION_OWNERS "
+        "SESSION_TTL STATE_QUOTA"
     ),
     "files": "FileDirectory FileStorage ReadOnlyDirectory Sync is_exhaustion open_regular",
     "flusher": "GroupFlusher",

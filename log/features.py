@@ -30,7 +30,10 @@ HISTORY = "history"
 CONSUMERS = "consumers"
 """`cursors` records: named positions in the log, for readers."""
 
-FEATURES = frozenset({FITNESS, SESSION_TTL, STATE_QUOTA, SESSION_OWNERS, MEMBERSHIP, HISTORY, CONSUMERS})
+CURSOR_OWNERS = "cursor_owners"
+"""A row of a `cursors` record may name the owner of its cursor; others do not move or delete that one."""
+
+FEATURES = frozenset({FITNESS, SESSION_TTL, STATE_QUOTA, SESSION_OWNERS, MEMBERSHIP, HISTORY, CONSUMERS, CURSOR_OWNERS})
 """The features that this program offers."""
 
 MAX_FEATURES = 64

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .cursors import CURSOR_NAME_BYTES as CURSOR_NAME_BYTES
     from .cursors import MAX_CURSOR_ROWS as MAX_CURSOR_ROWS
     from .cursors import MAX_CURSORS as MAX_CURSORS
+    from .cursors import MAX_OWNED_CURSORS as MAX_OWNED_CURSORS
     from .cursors import TOKEN_BYTES as TOKEN_BYTES
     from .cursors import Cursor as Cursor
     from .cursors import CursorOutcome as CursorOutcome
@@ -82,8 +83,8 @@ _MODULES = {
     "applier": "Applied Applier Execution next_digest",
     "boundary": "DIGEST_BYTES EMPTY_DIGEST LOG_START Boundary",
     "cursors": (
-        "CURSOR_NAME_BYTES MAX_CURSOR_ROWS MAX_CURSORS TOKEN_BYTES Cursor CursorOutcome CursorRow Cursors "
-        "cursors_record share_of"
+        "CURSOR_NAME_BYTES MAX_CURSOR_ROWS MAX_CURSORS MAX_OWNED_CURSORS TOKEN_BYTES Cursor CursorOutcome CursorRow "
+        "Cursors cursors_record share_of"
     ),
     "errors": (
         "ApplyFailed CheckFailed CommandFailed FrameOutOfOrder InitialInvalid MachineError MachineUnknown "

@@ -4,6 +4,7 @@ A cursor at `index` says that its reader needs no record below it. `cursors` rec
 records go into the digest. A record is a map, a row of `set` an array:
 
     {type: "cursors", set: [[name, index, expected or nil, rewind, hold_bytes or nil, token or nil, take], ...]}
+    {type: "cursors", set: [[..., take, owner or nil], ...]}        with an owner, once `cursor_owners` is in use
     {type: "cursors", delete: [name, ...]}
 
 and its result one row for each: [index], the cursor's index now, or [code, index], why nothing was changed.
@@ -15,6 +16,10 @@ and its result one row for each: [index], the cursor's index now, or [code, inde
 - Whoever begins to consume takes the cursor: `take`, with a new token. That keeps the index of a cursor that exists,
   and creates another one at `index`. From then on a row with an older token is refused (CURSOR_TAKEN), so two holders
   of a cursor do not move each other. A row without a token is an operator's: it passes, and ends the holder's token.
+- A cursor may have an owner, the name of a token. `owner` sets it, and "" ends it; nil, or a row without that field,
+  leaves it as it is. A new cursor has none unless its row says so. A leader does not append what would move or delete
+  another name's cursor, nor what would exceed a limit of one name or of all holds (`cluster/node/tables/cursors.py`).
+  That is only admission: here an owner refuses nothing, or replicas of two versions would differ.
 - A `history` record ends all tokens: a holder's records may be other ones in the new history, so it must take again.
 
 Cursors do not expire: a reader that comes back once a month would otherwise begin anew, and nobody would notice.
@@ -22,10 +27,13 @@ Cursors do not expire: a reader that comes back once a month would otherwise beg
 
 import re
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 MAX_CURSORS = 10_000
+MAX_OWNED_CURSORS = MAX_CURSORS // 2
+"""How many a leader lets one name create, unless it is an admin's: others find room."""
 MAX_CURSOR_ROWS = 1_000
 """In one record."""
 CURSOR_NAME_BYTES = 200
@@ -42,16 +50,19 @@ MAX_SHARDS = 65_536
 
 
 class Cursor(NamedTuple):
-    """A cursor: its reader needs no record below `index`. Its holder has `token`; empty without one."""
+    """A cursor: its reader needs no record below `index`. Its holder has `token`; empty without one, as `owner` is."""
 
     index: int  # type: ignore[assignment]  # Hides tuple.index, which is unused.
     hold_bytes: int
     """How many bytes of the log it may keep from expiring."""
     token: bytes
+    owner: str = ""
 
 
 class CursorRow(NamedTuple):
-    """A row of `set`. The first fields that are left out: no condition, no rewind, the hold as it is, an operator's."""
+    """A row of `set`. Fields that are left out: no condition, no rewind, the hold as it is, an operator's, the owner as
+    it is.
+    """
 
     name: str
     index: int  # type: ignore[assignment]  # Hides tuple.index, which is unused.
@@ -60,6 +71,7 @@ class CursorRow(NamedTuple):
     hold_bytes: int | None = None
     token: bytes | None = None
     take: bool = False
+    owner: str | None = None
 
 
 class CursorOutcome(NamedTuple):
@@ -82,6 +94,9 @@ class Cursors:
         self._names: list[str] = []
         """Ascending."""
         self._holding: set[str] = set()
+        self._owned: Counter[str] = Counter()
+        self.hold_bytes = 0
+        """The sum of all holds: so much of the log they may keep together."""
 
     def __len__(self) -> int:
         return len(self._cursors)
@@ -89,6 +104,10 @@ class Cursors:
     def find(self, name: str) -> Cursor | None:
         """The cursor of this name; None if there is none."""
         return self._cursors.get(name)
+
+    def owned_by(self, owner: str) -> int:
+        """How many cursors belong to this name."""
+        return self._owned[owner]
 
     def page(self, after: str, most: int, prefix: str) -> tuple[list[tuple[str, Cursor]], str | None]:
         """(cursors, next `after`): those whose names come after `after` and start with `prefix`, at most `most`.
@@ -137,7 +156,8 @@ class Cursors:
             insort(self._names, row.name)
             cursor = Cursor(row.index, 0, b"")
         hold_bytes = cursor.hold_bytes if row.hold_bytes is None else row.hold_bytes
-        kept = Cursor(cursor.index if row.take else row.index, hold_bytes, row.token or b"")
+        owner = cursor.owner if row.owner is None else row.owner
+        kept = Cursor(cursor.index if row.take else row.index, hold_bytes, row.token or b"", owner)
         self._put(row.name, kept)
         return CursorOutcome(None, kept.index)
 
@@ -163,11 +183,12 @@ class Cursors:
 
     def delete(self, name: str) -> CursorOutcome:
         """Forget a cursor; the outcome has the index that it had."""
-        cursor = self._cursors.pop(name, None)
+        cursor = self._cursors.get(name)
         if cursor is None:
             return CursorOutcome(UNKNOWN, None)
+        self._uncount(name)
+        del self._cursors[name]
         self._names.remove(name)
-        self._holding.discard(name)
         return CursorOutcome(None, cursor.index)
 
     def end_history(self) -> None:
@@ -183,11 +204,25 @@ class Cursors:
         self._put(name, cursor)
 
     def _put(self, name: str, cursor: Cursor) -> None:
+        self._uncount(name)
         self._cursors[name] = cursor
         if cursor.hold_bytes:
             self._holding.add(name)
-        else:
-            self._holding.discard(name)
+            self.hold_bytes += cursor.hold_bytes
+        if cursor.owner:
+            self._owned[cursor.owner] += 1
+
+    def _uncount(self, name: str) -> None:
+        """Leave a cursor out of what is counted, if it is there."""
+        cursor = self._cursors.get(name)
+        if cursor is None:
+            return
+        self._holding.discard(name)
+        self.hold_bytes -= cursor.hold_bytes
+        if cursor.owner:
+            self._owned[cursor.owner] -= 1
+            if not self._owned[cursor.owner]:
+                del self._owned[cursor.owner]
 
 
 def share_of(name: str) -> tuple[int, int]:
@@ -201,8 +236,9 @@ def share_of(name: str) -> tuple[int, int]:
 
 
 def cursors_record(rows: Iterable[CursorRow] = (), deleted: Iterable[str] = ()) -> dict[str, object]:
-    """The fields of a `cursors` record."""
-    return {"type": "cursors", "set": [list(row) for row in rows], "delete": list(deleted)}
+    """The fields of a `cursors` record. A row that leaves the owner as it is has no field for it."""
+    packed = [list(row) if row.owner is not None else list(row[:-1]) for row in rows]
+    return {"type": "cursors", "set": packed, "delete": list(deleted)}
 
 
 def _list_of(value: object) -> list[object]:
@@ -219,8 +255,8 @@ def _name_of(value: object) -> str:
 
 def _row_of(value: object) -> CursorRow:
     match value:
-        case [name, index, expected, bool(rewind), hold_bytes, bytes() | None as token, bool(take)]:
-            found = CursorRow(_name_of(name), _number(index), None, rewind, None, token, take)
+        case [name, index, expected, bool(rewind), hold_bytes, bytes() | None as token, bool(take), *rest]:
+            found = CursorRow(_name_of(name), _number(index), None, rewind, None, token, take, _owner_of(rest))
         case _:
             raise ValueError(f"{value!r:.80} is not a row of a cursors record")
     if (take and token is None) or (token is not None and len(token) != TOKEN_BYTES):
@@ -229,6 +265,17 @@ def _row_of(value: object) -> CursorRow:
         expected=None if expected is None else _number(expected),
         hold_bytes=None if hold_bytes is None else _number(hold_bytes),
     )
+
+
+def _owner_of(rest: list[object]) -> str | None:
+    """The owner in what follows the first seven fields of a row."""
+    match rest:
+        case [] | [None]:
+            return None
+        case [str(owner)]:
+            return owner
+        case _:
+            raise ValueError(f"{rest!r:.40} is not the owner of a cursor")
 
 
 def _number(value: object) -> int:

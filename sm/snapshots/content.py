@@ -10,6 +10,7 @@
     [3, [[old id, id that took over], ...]]              fenced ids, oldest first
     [5, [[id, owner], ...]]                              the open sessions that have an owner, by id
     [6, [[name, index, hold_bytes, token], ...]]         the cursors, by name; the token is empty without a holder
+    [6, [[name, index, hold_bytes, token, owner], ...]]  the row of one that has an owner
 
 Each sheet occurs once, before the first session that refers to it; sessions that shared it share it after a restore.
 """
@@ -45,7 +46,7 @@ def content_of(machine: StateMachine, sessions: Sessions, cursors: Cursors) -> I
             yield from _row([SESSION_ROW, session, name, *row])
         else:
             yield from _row([EXPIRING_ROW, session, name, sessions.last_use(session), *row])
-    placed = [(name, *cursor) for name, cursor in cursors.all()]
+    placed = [(name, *(cursor if cursor.owner else cursor[:-1])) for name, cursor in cursors.all()]
     for kind, rows in (
         (FENCED_ROW, sessions.all_fenced()),
         (OWNED_ROW, sessions.all_owned()),
@@ -111,8 +112,8 @@ def _restore_tables(reader: "_Reader", sessions: Sessions, cursors: Cursors, nam
             case [5, list(pairs)]:
                 sessions.put_owned([(int(session), str(owner)) for session, owner in pairs])
             case [6, list(rows)]:
-                for cursor, index, hold_bytes, token in rows:
-                    cursors.restore(str(cursor), Cursor(int(index), int(hold_bytes), bytes(token)))
+                for cursor, index, hold_bytes, token, *owner in rows:
+                    cursors.restore(str(cursor), Cursor(int(index), int(hold_bytes), bytes(token), *map(str, owner)))
             case _:
                 raise SnapshotDamaged(snapshot=name, reason=f"an unknown row {row!r:.40}")
 

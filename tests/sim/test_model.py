@@ -112,7 +112,7 @@ def test_the_model_refuses_a_former_holder_and_after_a_history_record_every_hold
     before = model.cursors.table
     model.cursors.end_history()
     assert results_of(model, frames.cursors(CursorRow("a", 1, token=THEIRS))) == [["CURSOR_TAKEN", 1]]
-    assert before == {"a": (1, 0, THEIRS)}, "the cursors of an earlier index do not change"
+    assert before == {"a": (1, 0, THEIRS, "")}, "the cursors of an earlier index do not change"
 
 
 def test_results_that_move_a_cursor_back_or_by_an_old_token_break_a_rule_of_their_own() -> None:
@@ -140,6 +140,7 @@ def test_the_model_and_the_shipped_cursors_agree_on_any_rows() -> None:
                 random.choice((None, 0, 7)),
                 token := random.choice((None, OURS, THEIRS)),
                 token is not None and random.random() < 0.3,
+                random.choice((None, None, "ours", "theirs", "")),
             )
             for _ in range(random.randint(1, 3))
         ]

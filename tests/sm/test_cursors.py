@@ -50,6 +50,10 @@ class Reader:
         cursor = self.applier.cursors.find(name)
         return None if cursor is None else cursor.index
 
+    def owner(self, name: str) -> str | None:
+        cursor = self.applier.cursors.find(name)
+        return None if cursor is None else cursor.owner
+
 
 def test_a_cursor_never_goes_back_unless_it_is_rewound() -> None:
     reader = Reader()
@@ -203,7 +207,7 @@ def test_a_replay_and_a_snapshot_have_the_same_cursors() -> None:
     reader = Reader()
     reader.set("mail", 0, token=ONE, take=True, hold_bytes=7)
     reader.set("mail", 10, token=ONE)
-    reader.set("a", 3)
+    reader.set("a", 3, owner="alice")
     again = Applier(ArithmeticMachine())
     for frame in reader.log:
         again.apply(frame)
@@ -212,7 +216,7 @@ def test_a_replay_and_a_snapshot_have_the_same_cursors() -> None:
     assert b"".join(again.content()) == content
     boundary = reader.applier.boundary
     restored = Applier.restored([content], boundary, ArithmeticMachine(), Sessions(), "a snapshot")
-    assert restored.cursors.all() == [("a", Cursor(3, 0, b"")), ("mail", Cursor(10, 7, ONE))]
+    assert restored.cursors.all() == [("a", Cursor(3, 0, b"", "alice")), ("mail", Cursor(10, 7, ONE))]
     assert b"".join(restored.content()) == content
     frame = reader.frames.system(cursors_record([CursorRow("mail", 20, token=ONE)]))
     for applier in (reader.applier, again, restored):
@@ -220,10 +224,56 @@ def test_a_replay_and_a_snapshot_have_the_same_cursors() -> None:
         assert applier.digest == reader.applier.digest
 
 
+def test_an_owner_stays_until_a_row_names_another_and_refuses_nobody() -> None:
+    reader = Reader()
+    reader.set("mail", 0, token=ONE, take=True, owner="alice")
+    assert reader.set("mail", 10, token=ONE) == [10]
+    assert reader.set("mail", 0, token=TWO, take=True) == [10]
+    assert reader.owner("mail") == "alice", "a row that does not name one leaves it"
+    assert reader.set("mail", 10, owner="bob") == [10]
+    assert reader.set("mail", 9, owner="carol") == ["CURSOR_BACK", 10]
+    assert reader.owner("mail") == "bob", "a refused row changes nothing"
+    assert reader.set("mail", 11, owner="") == [11]
+    assert reader.owner("mail") == ""
+    reader.set("new", 0)
+    assert reader.owner("new") == ""
+
+
+def test_owned_cursors_and_holds_are_counted_whatever_becomes_of_them() -> None:
+    reader = Reader()
+    cursors = reader.applier.cursors
+
+    def counted() -> tuple[int, int, int]:
+        return cursors.owned_by("alice"), cursors.owned_by("bob"), cursors.hold_bytes
+
+    reader.set("a", 0, owner="alice", hold_bytes=1 << 63)
+    reader.set("b", 0, owner="alice", hold_bytes=5)
+    assert counted() == (2, 0, (1 << 63) + 5)
+    reader.set("a", 1, hold_bytes=7)
+    reader.set("b", 1, owner="bob")
+    assert counted() == (1, 1, 12)
+    reader.delete("a")
+    assert counted() == (0, 1, 5)
+    content, boundary = b"".join(reader.applier.content()), reader.applier.boundary
+    cursors = Applier.restored([content], boundary, ArithmeticMachine(), Sessions(), "a snapshot").cursors
+    assert counted() == (0, 1, 5)
+
+
+def test_a_row_has_a_field_for_the_owner_only_if_it_names_one() -> None:
+    [former, given] = [cursors_record([row])["set"] for row in (CursorRow("a", 1), CursorRow("a", 1, owner="alice"))]
+    assert former == [["a", 1, None, False, None, None, False]]
+    assert given == [["a", 1, None, False, None, None, False, "alice"]]
+    reader = Reader()
+    reader.write({"type": "cursors", "set": [["a", 1, None, False, None, None, False, None]]})
+    assert reader.owner("a") == ""
+
+
 @pytest.mark.parametrize(
     "fields",
     [
         {"set": [["mail", 0]]},
+        {"set": [["mail", 0, None, False, None, None, False, 7]]},
+        {"set": [["mail", 0, None, False, None, None, False, "alice", None]]},
         {"set": [["", 0, None, False, None, None, False]]},
         {"set": [["m" * 201, 0, None, False, None, None, False]]},
         {"set": [["mail", -1, None, False, None, None, False]]},

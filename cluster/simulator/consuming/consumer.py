@@ -22,6 +22,8 @@ from .model import Row, rows_of
 FIRST_CONSUMER = 100
 """The first consumer's number as a client; the others, and a prober, have lower ones."""
 CURSORS = ("mail", "mail/0-2", "orders")
+OWNERS = (None, None, "ours", "theirs", "")
+"""What a take says of the owner. Whose cursor it is refuses nothing here: that is a leader's admission."""
 ROWS = (1, 2, 3, 4)
 """How many rows a record has: a leader coalesces the commits of many."""
 TAKES = 0.2
@@ -120,7 +122,8 @@ class Consumer(Client):
     def _take(self, name: str) -> CursorRow:
         random = self.random
         hold_bytes = random.choice((0, 1, 1024)) if random.random() < HOLDS else None
-        return CursorRow(name, self._ahead(0), None, False, hold_bytes, random.randbytes(TOKEN_BYTES), True)
+        index, token = self._ahead(0), random.randbytes(TOKEN_BYTES)
+        return CursorRow(name, index, None, False, hold_bytes, token, True, OWNERS[token[0] % len(OWNERS)])
 
     @property
     def _committed_end(self) -> int:

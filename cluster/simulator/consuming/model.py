@@ -17,6 +17,7 @@ class Position(NamedTuple):
     index: int  # type: ignore[assignment]  # Hides tuple.index, which is unused.
     hold_bytes: int
     token: bytes
+    owner: str
 
 
 class Row(NamedTuple):
@@ -29,6 +30,7 @@ class Row(NamedTuple):
     hold_bytes: int | None
     token: bytes | None
     take: bool
+    owner: str | None
 
 
 class CursorModel:
@@ -40,7 +42,7 @@ class CursorModel:
         self.at: dict[int, dict[str, Position]] = {0: self.table}
         """The cursors by the index that a frame ends at."""
 
-    def sorted_at(self, index: int) -> Sequence[tuple[str, tuple[int, int, bytes]]]:
+    def sorted_at(self, index: int) -> Sequence[tuple[str, tuple[int, int, bytes, str]]]:
         """The cursors where a frame ends at `index`, by name; none if no frame does."""
         return sorted(self.at.get(index, {}).items())
 
@@ -79,10 +81,11 @@ class CursorModel:
         if code := _why_not(end, present, row):
             return [code, None if present is None else present.index]
         if present is None:
-            present = Position(row.index, 0, b"")
+            present = Position(row.index, 0, b"", "")
         index = present.index if row.take else row.index
         hold_bytes = present.hold_bytes if row.hold_bytes is None else row.hold_bytes
-        self.table[row.name] = Position(index, hold_bytes, row.token or b"")
+        owner = present.owner if row.owner is None else row.owner
+        self.table[row.name] = Position(index, hold_bytes, row.token or b"", owner)
         return [index]
 
     def _delete(self, name: object) -> list[object]:
@@ -106,10 +109,21 @@ def _row_of(row: object) -> Row:
             int() | None as hold_bytes,
             bytes() | None as token,
             bool(take),
+            *rest,
         ]:
-            return Row(name, index, expected, rewind, hold_bytes, token, take)
+            return Row(name, index, expected, rewind, hold_bytes, token, take, _owner_of(rest))
         case _:
             raise ValueError(f"{row!r} is not a row")
+
+
+def _owner_of(rest: Sequence[object]) -> str | None:
+    match rest:
+        case []:
+            return None
+        case [str(owner)]:
+            return owner
+        case _:
+            raise ValueError(f"{rest!r} is not an owner")
 
 
 def _list_in(fields: Mapping[str, object], name: str) -> list[object]:
@@ -122,7 +136,7 @@ def _list_in(fields: Mapping[str, object], name: str) -> list[object]:
 
 def _why_not(end: int, present: Position | None, row: Row) -> str:
     """The code with which a row is refused in the record at index `end`; "" if it is carried out."""
-    _, index, expected, rewind, _, token, take = row
+    index, expected, rewind, token, take = row.index, row.expected, row.rewind, row.token, row.take
     if present is None:
         if expected is not None or (token and not take):
             return "CURSOR_UNKNOWN"
