@@ -242,6 +242,7 @@ class Components:
     pending: Pending
     writing: Writing
     reading: Reading
+    reads: TableReads
     sessions: SessionLookup
     cursors: CursorWrites
     cursor_lags: CursorLags
@@ -309,6 +310,7 @@ class Components:
             pending,
             writing,
             reading,
+            reads,
             sessions,
             cursors,
             cursor_lags,

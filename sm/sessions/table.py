@@ -31,15 +31,15 @@ over. Meanwhile `replies` has the session under its id negated, which no record 
 
 If clients open names up to the limit, the table stays full for as long as these sessions live. So the leader appends no
 opening of a new name above `named_limit`, which is below `max_sessions`: sessions without a name always find room
-(`full`). That is only admission. Records in the log are applied by the old rule, or replicas of two versions would
-differ.
+(`full`). Nor does it for an owner above `owned_limit`, half of that: other owners find room, too (`share_full`). That
+is only admission. Records in the log are applied by the old rule, or replicas of two versions would differ.
 
 All of it is plain data. `replies` is in order of use, which a snapshot must preserve. Timestamps of frames never
 decrease, so the order of use is also that of the times of use.
 """
 
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -57,7 +57,9 @@ SESSION_OWNED = "SESSION_OWNED"
 SESSION_WINDOW = 8192
 MAX_SESSIONS = 100_000
 RESERVED_PART = 10  # A tenth of a table's slots is reserved for sessions without a name.
+OWNER_PARTS = 2  # One owner's names may take half of the slots for named sessions.
 MAX_NAMED_SESSIONS = MAX_SESSIONS - MAX_SESSIONS // RESERVED_PART
+MAX_OWNED_SESSIONS = MAX_NAMED_SESSIONS // OWNER_PARTS
 SESSION_BYTES = 8 << 20  # A full window of commands with results of 1 KiB.
 SESSION_TTL_S = 30 * 86_400  # A client that retries after a longer absence may execute a command twice.
 PAGE_VISITED = 10_000  # Sessions that are visited for one page of a list.
@@ -110,6 +112,7 @@ class Sessions(AllReplies):
         self._by_name: dict[str, int] = {}
         self._fenced: OrderedDict[int, int] = OrderedDict()  # Old id to the id that took over.
         self._owners: dict[int, str] = {}  # By id, ascending; sessions with an owner only.
+        self._named_of: Counter[str] = Counter()  # By owner: how many of its sessions have names.
 
     def open(self, index: int, name: str | None, timestamp: int = 0, owner: str | None = None) -> SessionStatus:
         """Open a session with the id `index`; if its name is open already, the new id takes over from the old one.
@@ -130,8 +133,8 @@ class Sessions(AllReplies):
             self.close(held)  # Of an earlier history: no session of its owner is open.
         if old is not None:
             replies = self.replies.pop(old)
+            self._disown(old)
             del self._names[old]
-            self._owners.pop(old, None)
             if old > 0:
                 self._fence(old, index)
         elif len(self.replies) >= self.max_sessions and not (self.max_sessions and self._evict()):
@@ -142,13 +145,18 @@ class Sessions(AllReplies):
         replies.used_at = timestamp
         self._add(index, name, replies)
         if owner is not None:
-            self._owners[index] = owner
+            self._own(index, owner)
         return self._status(index, replies)
 
     @property
     def named_limit(self) -> int:
         """How many named sessions may be open for a leader to open one by a new name."""
         return self.max_sessions - self.max_sessions // RESERVED_PART
+
+    @property
+    def owned_limit(self) -> int:
+        """How many named sessions one owner may have for a leader to open one by a new name for it."""
+        return self.named_limit // OWNER_PARTS
 
     def full(self, name: str | None, under_way: int, timestamp: int) -> Refused | None:
         """Why a leader must not append an opening of this name, or of an unnamed session; None if it may.
@@ -174,6 +182,25 @@ class Sessions(AllReplies):
                 f"{len(self._names):,} named sessions are open and {under_way:,} more are being opened, of at most "
                 f"{self.named_limit:,}; the rest of {self.max_sessions:,} is for sessions without a name"
             )
+        return self._full(reason)
+
+    def share_full(self, name: str, owner: str, under_way: int, timestamp: int) -> Refused | None:
+        """Why a leader must not append an opening of this name for this owner, which has its share; None if it may.
+
+        `under_way` is how many names are being opened for that owner. As in `full`, an open name can be opened again,
+        and above the limit one at a time that forgets sessions of this owner's, or as many as one opening can.
+        """
+        if name in self._by_name or self._named_of[owner] + under_way < self.owned_limit:
+            return None
+        expired = [] if under_way else self._expired(timestamp)
+        if len(expired) == EXPIRED_AT_ONCE or any(self._owners.get(each) == owner for each in expired):
+            return None
+        return self._full(
+            f"{self._named_of[owner]:,} named sessions of {owner!r} are open and {under_way:,} more are being opened, "
+            f"and one name of a token may have {self.owned_limit:,}, unless it is an admin's"
+        )
+
+    def _full(self, reason: str) -> Refused:
         ways = "close some: `quire session close --prefix TEXT --idle SECONDS`, or DELETE /sessions/ID"
         expiry = f"; a session that is unused for {self.session_ttl_s:,} s expires" if self._expires else ""
         return Refused("SESSIONS_FULL", f"{reason}; {ways}{expiry}")
@@ -206,11 +233,12 @@ class Sessions(AllReplies):
         self._names.clear()
         self._by_name.clear()
         self._owners.clear()
+        self._named_of.clear()
         self.replies.clear()
         for session, name, replies, owner in kept:
             self._add(-session, name, replies)
             if owner is not None:
-                self._owners[-session] = owner
+                self._own(-session, owner)
         self.history_index = index
 
     def expire_from(self, timestamp: int) -> None:
@@ -281,7 +309,7 @@ class Sessions(AllReplies):
         for session, owner in pairs:
             if session not in self.replies:
                 raise KeyError(session)
-            self._owners[session] = owner
+            self._own(session, owner)
 
     def _status(self, session: int, replies: Replies) -> SessionStatus:
         return SessionStatus(session, self._names.get(session), replies.recorded_end - 1, self._owners.get(session))
@@ -328,12 +356,25 @@ class Sessions(AllReplies):
 
     def _forget(self, session: int) -> None:
         """Remove a session that is no longer open from the names, or from the unnamed sessions."""
-        self._owners.pop(session, None)
+        self._disown(session)
         name = self._names.pop(session, None)
         if name is None:
             del self._unnamed[session]
         else:
             del self._by_name[name]
+
+    def _own(self, session: int, owner: str) -> None:
+        self._owners[session] = owner
+        if session in self._names:
+            self._named_of[owner] += 1
+
+    def _disown(self, session: int) -> None:
+        """Forget the owner of a session whose name is still known."""
+        owner = self._owners.pop(session, None)
+        if owner is not None and session in self._names:
+            self._named_of[owner] -= 1
+            if not self._named_of[owner]:
+                del self._named_of[owner]
 
     def _add(self, session: int, name: str | None, replies: Replies) -> None:
         self.replies[session] = replies

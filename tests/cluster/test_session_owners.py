@@ -17,6 +17,7 @@ from tests.cluster.acting import Acting
 from tests.cluster.conditions import held
 from tests.cluster.machines import Gate
 from tests.cluster.running import Reply, RunningCluster, running_cluster
+from tests.cluster.test_session_openings import close_all, of_at_most
 from tests.cluster.test_slow_machines import BARRIERS, GATE, unapplied, until, waiting
 from tests.packed import unpacked
 
@@ -167,6 +168,30 @@ async def test_many_are_closed_at_once_unless_one_is_another_s(cluster: RunningC
         assert (await close(own, 10**9)).document == {"closed": [own]}
     with acting.as_caller("carol", Role.ADMIN):
         assert (await close(own, other)).document == {"closed": [other]}
+
+
+async def test_one_name_opens_its_share_of_the_named_sessions_and_no_more(cluster: RunningCluster) -> None:
+    await close_all(cluster)
+    with of_at_most(cluster, 20):  # Of these, 18 may have names.
+        with acting.as_caller("mallory"):
+            replies = await asyncio.gather(*(post(cluster, "n3", f"share {number}") for number in range(30)))
+            refused = [reply for reply in replies if reply.status != 200]
+            assert len(refused) == 21
+            assert {(reply.status, reply.problem) for reply in refused} == {(429, "sessions-full")}
+            assert (await post(cluster, "n1", None)).status == 200, "there is room without a name"
+            own = next(f"share {number}" for number, reply in enumerate(replies) if reply.status == 200)
+            assert (await post(cluster, "n1", own)).status == 200, "its own can be opened again"
+            detail = (await post(cluster, "n1", "one more")).document["detail"]
+        assert "9 named sessions of 'mallory' are open and 0 more" in detail
+        with acting.as_caller("carol", Role.ADMIN):
+            for number in range(4):
+                assert (await post(cluster, "n1", f"an admin's {number}")).status == 200
+        for number in range(4):
+            await opened(cluster, "alice", f"another's {number}")
+    with of_at_most(cluster, 10), acting.as_caller("carol", Role.ADMIN):
+        await close_all(cluster)
+        for number in range(9):
+            assert (await post(cluster, "n1", f"all {number}")).status == 200, "an admin has no share"
 
 
 async def test_a_node_without_tokens_asks_no_name(cluster: RunningCluster) -> None:

@@ -37,6 +37,39 @@ def test_a_leader_admits_new_names_up_to_their_limit_and_not_one_more() -> None:
     assert table.full(None, 2, 0) is None
 
 
+def test_a_leader_admits_one_owner_s_new_names_up_to_half_of_those_of_all() -> None:
+    table = Sessions(max_sessions=1100)
+    for number in range(493):
+        table.open(number, f"name {number}", owner="alice")
+    table.open(500, None, owner="alice")
+    assert table.owned_limit == 495
+    assert table.share_full("new", "alice", 1, 0) is None
+    refusal = table.share_full("new", "alice", 2, 0)
+    assert refusal is not None
+    assert refusal.code == "SESSIONS_FULL"
+    assert "493 named sessions of 'alice' are open and 2 more are being opened" in refusal.text
+    assert "one name of a token may have 495" in refusal.text
+    assert table.share_full("name 1", "alice", 2, 0) is None, "an open name is no new one"
+    assert table.share_full("new", "bob", 2, 0) is None
+    for session in (1, 500):
+        table.close(session)
+    table.open(600, "name 2", owner="alice")  # In place of the former session of that name.
+    assert table.share_full("new", "alice", 2, 0) is None
+    assert table.share_full("new", "alice", 3, 0) is not None
+    table.end_history(700)
+    assert table.share_full("new", "alice", 3, 0) is not None, "names are kept in another history"
+
+
+def test_above_an_owner_s_share_an_opening_is_admitted_that_forgets_one_of_its_own() -> None:
+    table = Sessions(max_sessions=20, session_ttl_s=10)
+    table.expire_from(0)
+    for number in range(9):
+        table.open(number, f"name {number}", timestamp=number * 1_000_000, owner="alice")
+    assert table.share_full("new", "alice", 0, 9_000_000) is not None
+    assert table.share_full("new", "alice", 0, 10_000_000) is None
+    assert table.share_full("new", "alice", 1, 10_000_000) is not None, "one at a time"
+
+
 def test_what_is_in_the_log_is_applied_above_the_limit_too() -> None:
     desk = Desk(max_sessions=20)
     for number in range(20):

@@ -53,7 +53,7 @@ async def post_sessions(request: web.Request) -> web.StreamResponse:
     if forwarded is not None:
         return forwarded
     components, config = api.node.components, api.node.config
-    opening = await api.openings.admit(components, config.request_timeout_ms, name)
+    opening = await api.openings.admit(components, config.request_timeout_ms, name, _closer(request))
     record: dict[str, object] = {"type": "open_session", "name": name}
     if (owner := caller_of(request).name) is not None and SESSION_OWNERS in components.applying.features:
         record["owner"] = owner
@@ -172,7 +172,7 @@ async def delete_session(request: web.Request) -> web.StreamResponse:
 
 
 def _closer(request: web.Request) -> str | None:
-    """The owner whose sessions the caller may close; None if it may close all."""
+    """The owner whose sessions the caller may close, and whose share it opens; None if it may close and open all."""
     caller = caller_of(request)
     if caller.role < Role.ADMIN:
         return caller.name

@@ -1,4 +1,4 @@
-"""Linearizable reads of the applier's tables, for the leader."""
+"""Reads of the applier's tables, for the leader: linearizable ones, and those before it appends."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -55,3 +55,31 @@ class TableReads:
             raise StateUnavailable(str(failure)) from failure
         except TimeoutError:
             raise StateUnavailable(late_read("linearizable", self._timeout_ms, self._writing.backlog)) from None
+
+    async def before_append(self, judge: Callable[[Applier], T], timeout_ms: int | None = None) -> T:
+        """The result of `judge`, which says whether this leader may append a record, and may propose it.
+
+        It sees everything that was committed before this node led, and so, with what `judge` knows to be under way, all
+        that may be in the log before the record. It takes at most `timeout_ms`, however long without one.
+
+        Raises:
+            What `judge` raises.
+            NotLeader, NoLeader: this node does not lead.
+            StateUnavailable: this node cannot answer, or not in time.
+        """
+
+        def judged(applier: Applier) -> T:
+            self.refuse_follower()
+            led_from = self._leadership.leading_from
+            if led_from is not None and applier.applied_index <= led_from:  # It lost its lead meanwhile, and led again.
+                raise StateUnavailable("the leadership changed before anything was written")
+            return judge(applier)
+
+        try:
+            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                await self._reading.caught_up()
+                return await self._applying.at_boundary(judged, on_loop=True)
+        except ApplyFailed as failure:
+            raise StateUnavailable(str(failure)) from failure
+        except TimeoutError:
+            raise StateUnavailable(late_read("linearizable", timeout_ms or 0, self._writing.backlog)) from None
