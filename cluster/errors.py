@@ -3,9 +3,9 @@
 The classes say whose fault it was; the values are attributes:
 
 - the caller's: Malformed, CommandsRefused, QueryRefused, LimitExceeded, WrongIndex, Truncated, SequenceRefused,
-  SessionRefused, SessionOwned, SessionUnknown, CursorUnknown, CursorRefused, NodeUnknown, SnapshotUnknown, MembersFull,
-  ChangeUnderWay, ChangeRefused, AddressUnusable, OutOfBounds, NotCommitted, Expired, NotInThisMode, BodyTimeout,
-  HostRefused, OriginRefused, Unauthorized, Forbidden
+  SessionRefused, SessionOwned, SessionUnknown, CursorUnknown, CursorRefused, CursorOwned, HoldsFull, NodeUnknown,
+  SnapshotUnknown, MembersFull, ChangeUnderWay, ChangeRefused, AddressUnusable, OutOfBounds, NotCommitted, Expired,
+  NotInThisMode, BodyTimeout, HostRefused, OriginRefused, Unauthorized, Forbidden
 - temporary, so retry here or elsewhere (nothing was written): NotLeader, NoLeader, LeaderUnreachable, Overloaded,
   NodeStopping, TransferFailed, NodeUnreachable, DiskFullError, ResourcesExhaustedError, StateUnavailable, CorruptHere,
   SessionsFull, CursorsFull, FeatureNotInUse, SnapshotFailed, and of a change of members: LeaderNotServing,
@@ -223,11 +223,36 @@ def _cursor_reason(name: str, code: str, wanted: int, current: int | None, end: 
             return f"the cursor {name} is {'not there' if current is None else f'at {current}'}"
 
 
-class CursorsFull(ClusterError):
-    """There are as many cursors as there may be; nothing was created."""
+class CursorOwned(ClusterError):
+    """The cursor belongs to the token of another name; it was left as it is."""
 
-    def __init__(self) -> None:
-        super().__init__("there are as many cursors as there may be; delete some: `quire cursor delete NAME`")
+    def __init__(self, name: str, owner: str) -> None:
+        ways = f"use a token of that name, or have an admin give it away: `quire cursor set {name} --owner OWNER`"
+        super().__init__(f"the cursor {_shown(name)} belongs to {owner!r}; {ways}")
+        self.name = name
+        self.owner = owner
+
+
+class CursorsFull(ClusterError):
+    """There are as many cursors as there may be, or as many of one owner; nothing was created."""
+
+    def __init__(self, reason: str = "there are as many cursors as there may be") -> None:
+        super().__init__(f"{reason}; delete some: `quire cursor delete NAME`")
+        self.reason = reason
+
+
+class HoldsFull(ClusterError):
+    """All cursors together would hold more of the log than the operator allows; the cursor was left as it is."""
+
+    def __init__(self, name: str, raised: int, held: int, limit: int) -> None:
+        super().__init__(
+            f"the cursor {_shown(name)} would hold {raised:,} more bytes of the log, and all cursors together hold "
+            f"{held:,} of at most {limit:,}, which is the setting cursors_hold_bytes of the nodes; lower a hold "
+            "(`quire cursor list` shows all)"
+        )
+        self.name = name
+        self.held_bytes = held
+        self.limit_bytes = limit
 
 
 class FeatureNotInUse(ClusterError):

@@ -119,6 +119,11 @@ def read_tokens(path: Path) -> TokenFile:
     return _parsed(path, *_content(path))
 
 
+def is_token_name(text: str) -> bool:
+    """Whether a token can have this name."""
+    return _NAME.fullmatch(text) is not None
+
+
 def add_token(path: Path, name: str, role: Role, expires_at: float | None) -> str:
     """Add a token to the file, which is created if there is none; return the token's text. Durable on return.
 
@@ -126,7 +131,7 @@ def add_token(path: Path, name: str, role: Role, expires_at: float | None) -> st
         TokensRefused: the name or role is not one, or is taken; the file is refused, full, or cannot be written. The
             file is unchanged.
     """
-    if not _NAME.fullmatch(name):
+    if not is_token_name(name):
         form = "1 to 64 of a-z, 0-9 and ._- that begin with a letter or digit"
         raise TokensRefused(f"the name is not {form}, or begins with {PREFIX}; choose another")
     if role not in TOKEN_ROLES.values():

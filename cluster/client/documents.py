@@ -274,9 +274,14 @@ class CursorBehind(TypedDict):
 
 
 class CursorsStatus(TypedDict):
-    """How many cursors there are, and those that are furthest behind by the node's log."""
+    """How many cursors there are, those that are furthest behind by the node's log, and how much of it all may hold.
+
+    The limit is the setting `cursors_hold_bytes`. An older version has neither of the two.
+    """
 
     count: int
+    hold_bytes: NotRequired[int]
+    cursors_hold_bytes: NotRequired[int]
     behind: list[CursorBehind]
 
 

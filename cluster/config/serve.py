@@ -218,6 +218,14 @@ class ServeConfig(Settings):
         description="Remove a segment of this node's log when its last record is older than this and nothing needs it. "
         "0: no limit.",
     )
+    cursors_hold_bytes: int = Field(
+        default=10 * 1024 * MIB,
+        ge=0,
+        lt=1 << 63,
+        description="How much of the log the cursors of all consumers may keep from expiring, as the sum of their "
+        "hold_bytes. The leader refuses what would raise the sum above this; give all nodes the same. Each node needs "
+        "room for it beyond retention_bytes. 0: no cursor holds any.",
+    )
     auto_replace_after: Duration = Field(
         default=None,
         description="As 10m, 90s or 2h: how long a voter's lost disk keeps its vote once its node is back with an "

@@ -301,7 +301,7 @@ class Components:
             )
         )
         reads = TableReads(leadership, reading, applying, writing, timeout_ms)
-        sessions, cursors = SessionLookup(reads), CursorWrites(reads, writing)
+        sessions, cursors = SessionLookup(reads), CursorWrites(reads, writing, config.cursors_hold_bytes)
         return cls(
             genesis,
             log,

@@ -35,6 +35,7 @@ NOWHERE_YET = {
     "unauthorized": "401: needs tokens; see access/test_callers.py",
     "forbidden": "403: needs tokens; see access/test_callers.py",
     "session-owned": "403: needs two callers with tokens; see test_session_owners.py",
+    "cursor-owned": "403: needs two callers with tokens; see test_cursor_owners.py",
     "internal": "500: a fault of the node; no request is known to cause it",
 }
 ADD_0 = b'{"commands": [["add", 0]]}'
@@ -268,13 +269,18 @@ CALLS = [
                 given=worlds.a_cursor,
             ),
             Row(404, "cursor-unknown", _PUT._replace(path="/cursors/none", body=b'{"index": 0, "expected": 0}')),
+            Row(
+                409,
+                "holds-full",
+                _PUT._replace(path="/cursors/none", body=b'{"index": 0, "hold_bytes": %d}' % (1 << 63)),
+            ),
             Row(429, "cursors-full", _PUT, given=worlds.no_room_for_cursors),
             Row(503, "feature-not-in-use", _PUT, "older"),
         ],
     ),
     Call(
         get("/cursors/{name}"),
-        "name index next_index hold_bytes token lag lost",
+        "name index next_index hold_bytes owner taken token lag lost",
         given=worlds.a_cursor,
         forwards=True,
         own=[Row(503, "state-unavailable", get("/cursors/mail"), "alone", at=("n1",))],

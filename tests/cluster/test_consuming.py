@@ -34,6 +34,8 @@ class Position(Cursors):
             index=self.index,
             next_index=self.index,
             hold_bytes=0,
+            owner=None,
+            taken=True,
             token=self.token.hex(),
             lag=CursorLag(records=1, seconds=0.0),
             lost=9,

@@ -329,7 +329,8 @@ async def test_a_hold_on_a_frame_that_cannot_be_read_ends_nothing(
 async def test_status_and_metrics_show_who_is_furthest_behind(tmp_path: Path) -> None:
     async with running_cluster(tmp_path, 1) as cluster:
         node = cluster.nodes["n1"].node
-        assert node_status(node)["cursors"] == {"count": 0, "behind": []}
+        limits = {"hold_bytes": 0, "cursors_hold_bytes": 10 << 30}
+        assert node_status(node)["cursors"] == {"count": 0, "behind": [], **limits}
         first = (await cluster.commands("n1", ["add", 1]))["index"]
         await cluster.commands("n1", ["add", 2])
         await put(cluster, "level", await end_of(cluster))

@@ -286,10 +286,13 @@ def test_an_operator_shows_sets_and_deletes_cursors(cluster: Cluster) -> None:
     rewound = quire(cluster, "cursor", "set", "operated", "20", "--rewind")
     beyond = quire(cluster, "cursor", "set", "operated", "1000000")
     status, status_json = quire(cluster, "status"), quire(cluster, "status", "--json")
+    given = quire(cluster, "cursor", "set", "operated", "--owner", "billing")
+    listed = quire(cluster, "cursor", "list", "--prefix", "operated")
+    nowhere = quire(cluster, "cursor", "set", "operated")
 
     assert made == (Exit.DONE, "operated is at 30\n", "")
     cells = shown.stdout.rstrip("\n").split("\t")
-    assert cells[:2] + cells[3:] == ["operated", "index 30", "no consumer", "holds 1,048,576 bytes"]
+    assert cells[:2] + cells[3:] == ["operated", "index 30", "no consumer", "no owner", "holds 1,048,576 bytes"]
     assert re.fullmatch(r"[\d,]+ records, [\d.]+ s behind", cells[2])
     assert json.loads(forward.stdout) == {"name": "operated", "index": 40}
     assert back.code == Exit.FAILED
@@ -299,9 +302,12 @@ def test_an_operator_shows_sets_and_deletes_cursors(cluster: Cluster) -> None:
     assert "CURSOR_BEYOND" in beyond.stderr
     assert re.fullmatch(r"cursors: \d+, \d+(?: or more)? behind: .*", status.stdout.splitlines()[-1])
     assert json.loads(status_json.stdout)["n1"]["status"]["cursors"]["count"] >= 1
+    assert given == (Exit.DONE, "operated is at 20\n", "")
+    assert listed.stdout.rstrip("\n").split("\t")[4:] == ["owner billing", "holds 1,048,576 bytes"]
+    assert (nowhere.code, "INDEX is missing" in nowhere.stderr) == (Exit.USAGE, True)
     gone = quire(cluster, "cursor", "delete", "operated")
     assert gone == (Exit.DONE, "operated is deleted; it was at 20\n", "")
-    for call in (["show", "operated"], ["delete", "operated"]):
+    for call in (["show", "operated"], ["delete", "operated"], ["set", "operated", "--owner", "billing"]):
         unknown = quire(cluster, "cursor", *call)
         assert (unknown.code, unknown.stdout) == (Exit.FAILED, "")
         assert "there is no cursor" in unknown.stderr

@@ -29,7 +29,7 @@ def list_cursors(
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """List the cursors by name: index, and how far their consumers are behind."""
+    """List the cursors by name: index, how far their consumers are behind, owner, and how much of the log they hold."""
 
     async def listed(client: "Client") -> "list[CursorRow]":
         return [row async for row in client.cursors.all(prefix)]
@@ -43,7 +43,7 @@ def list_cursors(
 def show_cursor(
     cluster: ClusterOptions, name: Name, as_json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S
 ) -> None:
-    """Print a cursor's index, and how far its consumer is behind."""
+    """Print a cursor's index, how far its consumer is behind, its owner, and how much of the log it holds."""
     _refuse_empty(name)
     _show(ask(cluster, timeout, lambda client: client.cursors.get(name)), as_json=as_json)
 
@@ -54,18 +54,30 @@ def set_cursor(
     cluster: ClusterOptions,
     name: Name,
     index: Annotated[
-        int, typer.Argument(metavar="INDEX", min=0, max=MAX_NUMBER, help="Where its consumer is to continue.")
-    ],
+        int | None,
+        typer.Argument(
+            metavar="INDEX",
+            min=0,
+            max=MAX_NUMBER,
+            help="Where its consumer is to continue; with --owner, left out: there.",
+        ),
+    ] = None,
     rewind: Annotated[bool, typer.Option("--rewind", help="Let it go back.")] = False,
     hold_bytes: HoldBytes = None,
+    owner: Annotated[
+        str | None,
+        typer.Option("--owner", metavar="OWNER", help="Give it to the token of this name; empty: to none. For admins."),
+    ] = None,
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Set a cursor, or create it. Its consumer, if one runs, ends; run it again.
+    """Set a cursor, or create it; give it to another owner. Its consumer, if one runs, ends; run it again.
 
     It is refused if the cursor moves meanwhile.
     """
     _refuse_empty(name)
+    if index is None and owner is None:
+        fail_usage("INDEX is missing; it may be left out with --owner")
 
     async def place(client: "Client") -> int:
         from ...client import NotFound
@@ -73,8 +85,13 @@ def set_cursor(
         try:
             expected = (await client.cursors.get(name))["index"]
         except NotFound:  # If there are no cursors here at all, the call says so.
-            expected = None
-        return await client.cursors.set(name, index, expected=expected, rewind=rewind, hold_bytes=hold_bytes)
+            if index is None:
+                raise
+            return await client.cursors.set(name, index, rewind=rewind, hold_bytes=hold_bytes, owner=owner)
+        wanted = expected if index is None else index
+        return await client.cursors.set(
+            name, wanted, expected=expected, rewind=rewind, hold_bytes=hold_bytes, owner=owner
+        )
 
     placed = ask(cluster, timeout, place, writes=True)
     say(to_json({"name": name, "index": placed}) if as_json else f"{name} is at {placed}")
@@ -129,7 +146,8 @@ def _show(row: "CursorRow", *, as_json: bool) -> None:
         return
     lag = row["lag"]
     behind = f"{lag['records']:,} records, {lag['seconds']:.1f} s behind" if lag["records"] else "level"
-    consumer = "no consumer" if row["token"] is None else "taken"
-    holds = [f"holds {row['hold_bytes']:,} bytes"] if row["hold_bytes"] else []
+    consumer = "taken" if row["taken"] else "no consumer"
+    owner = "no owner" if row["owner"] is None else f"owner {row['owner']}"
+    holds = f"holds {row['hold_bytes']:,} bytes" if row["hold_bytes"] else "no hold"
     lost = [f"up to {row['lost']:,} records lost"] if row["lost"] else []
-    say(row["name"], f"index {row['index']}", behind, consumer, *holds, *lost)
+    say(row["name"], f"index {row['index']}", behind, consumer, owner, holds, *lost)

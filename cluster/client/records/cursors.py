@@ -14,6 +14,7 @@ from ..errors import BadRequest, ClientError, CursorTaken, NotFound, OutcomeUnkn
 from ..transport import MSGPACK, Reply
 
 CURSOR_UNKNOWN = "urn:quire:problem:cursor-unknown"
+CURSOR_OWNED = "urn:quire:problem:cursor-owned"
 CURSOR_REFUSED = "urn:quire:problem:cursor-refused"
 TAKEN, BACK = "CURSOR_TAKEN", "CURSOR_BACK"
 MAX_SHARDS = 65_536
@@ -33,13 +34,16 @@ class CursorLag(TypedDict):
 class CursorRow(TypedDict):
     """A cursor. Its consumer continues at `index`; `next_index` is the first record for it there, or the log's end.
 
-    `token` is that of its consumer, None without one. Up to `lost` records expired before they were read.
+    `owner` is the name of the token that it belongs to, None without one. `taken` says whether it has a consumer, whose
+    `token` is None for a caller who may not move the cursor. Up to `lost` records expired before they were read.
     """
 
     name: str
     index: int
     next_index: int
     hold_bytes: int
+    owner: str | None
+    taken: bool
     token: str | None
     lag: CursorLag
     lost: int
@@ -47,6 +51,9 @@ class CursorRow(TypedDict):
 
 class Cursors:
     """The cursors of a cluster: `client.cursors`.
+
+    A cursor belongs to the name of the token that created it. With a token of another name, who is no admin, what sets,
+    takes or deletes it raises BadRequest, of type `urn:quire:problem:cursor-owned`.
 
     A call that did not say what became of it may be repeated. But an attempt may still be on its way, and arrive after
     others have moved the cursor: name what you `expected`.
@@ -65,7 +72,7 @@ class Cursors:
             query = urlencode({"prefix": prefix, "after": after})
             page = document_of(await self._connection.get(f"/cursors?{query}"), _Page)
             for row in page["cursors"]:
-                yield row
+                yield _complete(row)
             after = page["next"]
 
     async def get(self, name: str) -> CursorRow:
@@ -74,7 +81,7 @@ class Cursors:
         Raises:
             NotFound: there is no such cursor.
         """
-        return document_of(await self._connection.get(_path(name)), CursorRow)
+        return _complete(document_of(await self._connection.get(_path(name)), CursorRow))
 
     async def set(
         self,
@@ -84,18 +91,27 @@ class Cursors:
         expected: int | None = None,
         rewind: bool = False,
         hold_bytes: int | None = None,
+        owner: str | None = None,
     ) -> int:
         """Set a cursor, or create it; return its index. Its consumer, if it has one, is fenced: its commits fail.
 
         `expected` is the index that it must have. It goes back only with `rewind`. `hold_bytes` is how much of the log
-        it may keep from expiring; without it, that stays as it is.
+        it may keep from expiring; without it, that stays as it is. `owner` is for admins: the name of a token, to which
+        they give the cursor, or "" for none.
 
         Raises:
             BadRequest: it was left as it is; the text says why.
+            Forbidden: only an admin gives it to another.
             NotFound: it must have an index, and is not there.
             OutcomeUnknown: it may have been set; call this again.
         """
-        document = {"index": index, "rewind": rewind, "expected": expected, "hold_bytes": hold_bytes}
+        document = {
+            "index": index,
+            "rewind": rewind,
+            "expected": expected,
+            "hold_bytes": hold_bytes,
+            "owner": owner,
+        }
         return document_of(await self._put(name, document), _Placed)["index"]
 
     async def delete(self, name: str) -> int:
@@ -112,7 +128,8 @@ class Cursors:
         """Replace the cursors of a consumer's shares, so that `new_shards` workers share its work from now on.
 
         Stop all workers first, and bring them level: there is an index below which each has read all its records, that
-        of the furthest. The new cursors begin there; it is returned. Call it again if it was interrupted.
+        of the furthest. The new cursors begin there; it is returned. They get the owner of the former ones; if these
+        have none, that of this call. Call it again if it was interrupted.
 
         Raises:
             ReshardRefused: a share is missing or not level, or a new one is there already.
@@ -127,7 +144,7 @@ class Cursors:
             raise ReshardRefused(f"{name} has no cursors of {shards} shares that could become {new_shards}")
         level = max(row["index"] for row in left)
         only_deletions_left = len(left) < shards and len(begun) == new_shards
-        if only_deletions_left and (any(row["token"] for row in left) or min(row["index"] for row in begun) < level):
+        if only_deletions_left and (any(row["taken"] for row in left) or min(row["index"] for row in begun) < level):
             raise ReshardRefused(
                 f"{name} has {new_shards} shares already; {left[0]['name']} is none of them: delete it"
             )
@@ -137,9 +154,9 @@ class Cursors:
                 raise ReshardRefused(f"{begun[0]['name']} is there already, at {begun[0]['index']}; delete it first")
             for row in left:  # This fences a worker that still runs.
                 await self.set(row["name"], level, expected=row["index"])
-            hold_bytes = max(row["hold_bytes"] for row in left)
+            hold_bytes, owner = max(row["hold_bytes"] for row in left), left[0]["owner"]
             for each in wanted:
-                await self.set(each, level, hold_bytes=hold_bytes)
+                await self.set(each, level, hold_bytes=hold_bytes, owner=owner)
         for row in left:
             await self.delete(row["name"])
         return level
@@ -181,7 +198,7 @@ class Cursors:
         """Commit a consumer's index; it is on a majority's disks.
 
         Raises:
-            CursorTaken: the cursor has another token, or is not there.
+            CursorTaken: the cursor has another token or another owner, or is not there.
             OutcomeUnknown: the commit may have taken effect; call this again.
         """
         try:
@@ -189,7 +206,7 @@ class Cursors:
         except BadRequest as error:
             if error.problem.get("code") == BACK:
                 return  # The token is the cursor's, so a later commit of this consumer was first.
-            if error.problem.get("code") == TAKEN or error.type == CURSOR_UNKNOWN:
+            if error.problem.get("code") == TAKEN or error.type in (CURSOR_UNKNOWN, CURSOR_OWNED):
                 raise CursorTaken(name, str(error).removeprefix(f"{TAKEN}: ")) from None
             raise
         except OutcomeUnknown as unknown:
@@ -250,9 +267,12 @@ class BlockingCursors:
         expected: int | None = None,
         rewind: bool = False,
         hold_bytes: int | None = None,
+        owner: str | None = None,
     ) -> int:
         """Set a cursor, or create it; return its index. Its consumer, if it has one, is fenced: its commits fail."""
-        return self._run(self._cursors.set(name, index, expected=expected, rewind=rewind, hold_bytes=hold_bytes))
+        return self._run(
+            self._cursors.set(name, index, expected=expected, rewind=rewind, hold_bytes=hold_bytes, owner=owner)
+        )
 
     def delete(self, name: str) -> int:
         """Delete a cursor; return the index that it had."""
@@ -314,6 +334,13 @@ class _Page(TypedDict):
 class _Placed(TypedDict):
     name: str
     index: int
+
+
+def _complete(row: CursorRow) -> CursorRow:
+    """A row with what the servers of an older version leave out, who know no owners and show every token."""
+    row.setdefault("owner", None)
+    row.setdefault("taken", row["token"] is not None)
+    return row
 
 
 def _path(name: str) -> str:

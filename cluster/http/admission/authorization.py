@@ -25,7 +25,7 @@ from ...access.audit import Audit, Call
 from ...access.credentials import LOOK_S, Credentials
 from ...access.roles import Role
 from ...access.tokens import Token, digits_of, has_token
-from ...errors import Forbidden, HostRefused, Malformed, OriginRefused, SessionOwned, Unauthorized
+from ...errors import CursorOwned, Forbidden, HostRefused, Malformed, OriginRefused, SessionOwned, Unauthorized
 from ..request import REQUEST_ID_KEY, waits_on_purpose
 from .connections import peer_of
 from .streams import OpenStream
@@ -40,7 +40,7 @@ ANYBODY = "anybody"
 
 _PARAMETER = re.compile("[?&;#]")
 
-Refusal = Unauthorized | Forbidden | HostRefused | OriginRefused | SessionOwned
+Refusal = Unauthorized | Forbidden | HostRefused | OriginRefused | SessionOwned | CursorOwned
 
 
 class Route(NamedTuple):

@@ -1,24 +1,48 @@
 """Writes of cursors, on the leader: all that wait while one record is on its way become the next one.
 
 Consumers commit often, and each commit would be a frame and a flush of its own. So at most one `cursors` record of this
-leader is in flight; meanwhile rows wait, and the next record has them all, up to MAX_CURSOR_ROWS.
+leader is in flight; meanwhile changes wait, and the next record has them all, up to MAX_CURSOR_ROWS, but one for each
+name. So each is judged by the state that it will meet, apart from what the other names in its record add:
+
+- A cursor belongs to the name of the token that created it. A caller of another name, who is no admin, neither moves
+  nor deletes it. It has no owner if it was created without tokens, or before the feature `cursor_owners`; then whoever
+  may write may. Only an admin changes its owner.
+- One name owns at most MAX_OWNED_CURSORS before more are refused to it, and all cursors together hold at most
+  `cursors_hold_bytes` of the log. What is above a limit already stays, and may be lowered; it is only not raised.
+
+A newly elected leader first applies what was committed before it led. This is not checked at apply: records of an older
+version, or of a leader with another limit, must have the same result on every node.
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from typing import NamedTuple
 
-from quire.log import CONSUMERS, Kind, encode_system
+from quire.log import CONSUMERS, CURSOR_OWNERS, Kind, encode_system
 from quire.replication import Write
-from quire.sm import MAX_CURSOR_ROWS, Cursor, CursorOutcome, CursorRow, cursors_record
+from quire.sm import (
+    MAX_CURSOR_ROWS,
+    MAX_OWNED_CURSORS,
+    Applier,
+    Cursor,
+    CursorOutcome,
+    CursorRow,
+    Cursors,
+    cursors_record,
+)
 
+from ...access.roles import Role
 from ...errors import (
     ClusterError,
+    CursorOwned,
     CursorRefused,
     CursorsFull,
     CursorUnknown,
     FeatureNotInUse,
+    Forbidden,
+    HoldsFull,
     OutcomeUnknown,
     Overloaded,
 )
@@ -26,62 +50,119 @@ from ..writing import FutureWaiter, Writing
 from .reads import TableReads
 
 MAX_WAITING_ROWS = 10_000
+MOST_SHOWN = (1 << 64) - 1
+
+
+class Mover(NamedTuple):
+    """Who changes a cursor: a token's name, None without tokens; an admin may change every one."""
+
+    name: str | None
+    is_admin: bool
+
+    def may_move(self, owner: str) -> bool:
+        """Whether it may move and delete a cursor of this owner, "" without one."""
+        return self.is_admin or owner in ("", self.name)
 
 
 class _Judged(NamedTuple):
-    """What became of a row, in a record that was the end of the log at `end`."""
+    """What became of a change, in a record that was the end of the log at `end`."""
 
     outcome: CursorOutcome
     end: int
 
 
 class _Waiting(NamedTuple):
-    """A row that waits for a record, and its caller."""
+    """A change that waits for a record, a row or the name of a cursor to delete; and its caller."""
 
-    row: CursorRow
+    change: CursorRow | str
+    mover: Mover
     judged: asyncio.Future[_Judged]
+
+    @property
+    def name(self) -> str:
+        """The cursor's."""
+        return self.change if isinstance(self.change, str) else self.change.name
+
+
+class _Admission:
+    """Which changes a leader puts into its next record: those that their callers may make, and that fit the limits."""
+
+    def __init__(self, cursors: Cursors, hold_limit: int, has_owners: bool) -> None:
+        """`cursors` are those that the record will meet."""
+        self._cursors = cursors
+        self._has_owners = has_owners
+        self._hold_limit = hold_limit
+        self._hold_bytes = cursors.hold_bytes
+        self._created: Counter[str] = Counter()
+
+    def admit(self, change: CursorRow | str, mover: Mover) -> CursorRow | str:
+        """The change as it is to be appended: a new cursor gets its owner.
+
+        Raises:
+            CursorOwned, Forbidden, CursorsFull, HoldsFull: it is not to be.
+        """
+        name = change if isinstance(change, str) else change.name
+        cursor = self._cursors.find(name)
+        if cursor is not None and not mover.may_move(cursor.owner):
+            raise CursorOwned(name, cursor.owner)
+        if isinstance(change, str):
+            return change
+        if cursor is None:
+            if change.expected is not None or (change.token and not change.take):
+                return change  # It creates none: it must be there.
+            return self._created_by(mover, self._held(change, 0))
+        if change.owner is not None and change.owner != cursor.owner and not mover.is_admin:
+            raise Forbidden(Role.WRITE.word, Role.ADMIN.word)
+        return self._held(change, cursor.hold_bytes)
+
+    def _created_by(self, mover: Mover, row: CursorRow) -> CursorRow:
+        if row.owner is not None and row.owner != mover.name and not mover.is_admin:
+            raise Forbidden(Role.WRITE.word, Role.ADMIN.word)
+        if mover.name is None or not self._has_owners:
+            return row
+        owned = self._cursors.owned_by(mover.name) + self._created[mover.name]
+        if owned >= MAX_OWNED_CURSORS and not mover.is_admin:
+            raise CursorsFull(f"{mover.name!r} has {owned:,} cursors, as many as one token's name may have")
+        self._created[mover.name] += 1
+        return row._replace(owner=mover.name) if row.owner is None else row
+
+    def _held(self, row: CursorRow, former: int) -> CursorRow:
+        raised = 0 if row.hold_bytes is None else row.hold_bytes - former
+        if raised > 0:
+            if self._hold_bytes + raised > self._hold_limit:
+                raise HoldsFull(row.name, raised, min(self._hold_bytes, MOST_SHOWN), self._hold_limit)
+            self._hold_bytes += raised
+        return row
 
 
 class CursorWrites:
     """Sets and deletes cursors on a leader. One event loop."""
 
-    def __init__(self, reads: TableReads, writing: Writing) -> None:
+    def __init__(self, reads: TableReads, writing: Writing, hold_limit: int) -> None:
         self._reads = reads
         self._writing = writing
-        self._waiting: deque[_Waiting] = deque()
+        self.hold_limit = hold_limit
+        """How many bytes of the log all cursors together may hold."""
+        self._waiting: dict[str, deque[_Waiting]] = {}
+        """By the cursor's name."""
+        self._count = 0
         self._run: asyncio.Task[None] | None = None
 
-    async def set(self, row: CursorRow, timeout_ms: int) -> int:
+    async def set(self, row: CursorRow, mover: Mover, timeout_ms: int) -> int:
         """Set or take a cursor within `timeout_ms`; return its index, which is on a majority's disks.
 
         Raises:
-            CursorUnknown, CursorRefused, CursorsFull: it was left as it is.
+            CursorUnknown, CursorRefused, CursorOwned, Forbidden, CursorsFull, HoldsFull: it was left as it is.
             NotLeader, NoLeader, StateUnavailable, FeatureNotInUse, Overloaded: nothing was written.
             OutcomeUnknown: the write may or may not take effect.
         """
-        self._refuse()
-        if len(self._waiting) >= MAX_WAITING_ROWS:
-            raise Overloaded(why=f"{len(self._waiting):,} commits of cursors are waiting")
-        waiting = _Waiting(row, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiting)
-        if self._run is None:
-            self._run = asyncio.create_task(self._write_waiting())
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                judged = await waiting.judged
-        except TimeoutError:
-            raise OutcomeUnknown(f"no majority acknowledged the cursor within {timeout_ms} ms") from None
-        return _index_of(row.name, row.index, judged)
+        self._refuse(CONSUMERS if row.owner is None else CURSOR_OWNERS)
+        return _index_of(row.name, row.index, await self._change(row, mover, timeout_ms))
 
-    async def delete(self, name: str, timeout_ms: int) -> int:
+    async def delete(self, name: str, mover: Mover, timeout_ms: int) -> int:
         """Forget a cursor within `timeout_ms`; return the index that it had. Raises as `set`."""
-        self._refuse()
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                [judged] = await self._write(cursors_record(deleted=[name]))
-        except TimeoutError:
-            raise OutcomeUnknown(f"no majority acknowledged the deletion within {timeout_ms} ms") from None
-        return _index_of(name, 0, judged)
+        self._refuse(CONSUMERS)
+        return _index_of(name, 0, await self._change(name, mover, timeout_ms))
 
     async def find(self, name: str) -> Cursor:
         """A cursor, linearizable. Raises CursorUnknown, and as `TableReads.read`."""
@@ -96,41 +177,102 @@ class CursorWrites:
         """A page of the cursors, as `Cursors.page`, linearizable. `turn` and what it raises: as `TableReads.read`."""
         return await self._reads.read(lambda applier: applier.cursors.page(after, most, prefix), turn)
 
-    def _refuse(self) -> None:
+    @property
+    def hold_bytes(self) -> int:
+        """How many bytes of the log all cursors together may hold now, at most MOST_SHOWN, which fits every answer."""
+        return min(self._reads.applier.cursors.hold_bytes, MOST_SHOWN)
+
+    def alarms(self) -> list[str]:
+        """An alarm if the cursors may hold more than the limit: they got that before it was set."""
+        if self.hold_bytes <= self.hold_limit:
+            return []
+        held = f"cursors may hold {self.hold_bytes:,} bytes of the log together"
+        return [f"{held}, above cursors_hold_bytes, {self.hold_limit:,}: `quire cursor list` shows each"]
+
+    def _refuse(self, feature: str) -> None:
         if (error := self._writing.not_now) is not None:
             raise error
-        if CONSUMERS not in self._reads.applier.features:
-            raise FeatureNotInUse(CONSUMERS)
+        if feature not in self._reads.applier.features:
+            raise FeatureNotInUse(feature)
+
+    async def _change(self, change: CursorRow | str, mover: Mover, timeout_ms: int) -> _Judged:
+        if self._count >= MAX_WAITING_ROWS:
+            raise Overloaded(why=f"{self._count:,} changes of cursors are waiting")
+        waiting = _Waiting(change, mover, asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(waiting.name, deque()).append(waiting)
+        self._count += 1
+        if self._run is None:
+            self._run = asyncio.create_task(self._write_waiting())
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await waiting.judged
+        except TimeoutError:
+            raise OutcomeUnknown(f"no majority acknowledged the change of the cursor within {timeout_ms} ms") from None
 
     async def _write_waiting(self) -> None:
         """Write records until nothing waits."""
         try:
             while self._waiting:
-                taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_CURSOR_ROWS))]
-                wanted = [waiting for waiting in taken if not waiting.judged.done()]  # The others gave up.
-                if wanted:
-                    await self._write_rows(wanted)
+                await self._write_next(self._next())
         finally:
             self._run = None
 
-    async def _write_rows(self, wanted: list[_Waiting]) -> None:
+    def _next(self) -> list[_Waiting]:
+        """The first change of each name, of at most MAX_CURSOR_ROWS names. A name that has more then waits longest."""
+        taken: list[_Waiting] = []
+        for name in list(islice(self._waiting, MAX_CURSOR_ROWS)):
+            queue = self._waiting.pop(name)
+            taken.append(queue.popleft())
+            if queue:
+                self._waiting[name] = queue
+        self._count -= len(taken)
+        return taken
+
+    async def _write_next(self, taken: list[_Waiting]) -> None:
+        """Write a record of those that may be appended, and answer all."""
+        waiter = FutureWaiter(applied=True)
         try:
-            found = await self._write(cursors_record(waiting.row for waiting in wanted))
+            admitted = await self._reads.before_append(lambda applier: self._propose(applier, taken, waiter))
+            if not admitted:
+                return
+            reply = await waiter.reply
         except ClusterError as error:
-            for waiting in wanted:
+            for waiting in taken:
                 if not waiting.judged.done():
                     waiting.judged.set_exception(error)
             return
-        for waiting, judged in zip(wanted, found, strict=True):
+        for waiting, row in zip(admitted, reply.results[0], strict=True):
+            outcome = CursorOutcome(None, *row) if len(row) == 1 else CursorOutcome(*row)
             if not waiting.judged.done():
-                waiting.judged.set_result(judged)
+                waiting.judged.set_result(_Judged(outcome, reply.index))
 
-    async def _write(self, record: dict[str, object]) -> list[_Judged]:
-        """Raises as `Writing.write`."""
-        waiter = FutureWaiter(applied=True)
-        reply = await self._writing.write(Write(encode_system(record), 1, kind=Kind.SYSTEM, owner=waiter))
-        outcomes = (CursorOutcome(None, *row) if len(row) == 1 else CursorOutcome(*row) for row in reply.results[0])
-        return [_Judged(outcome, reply.index) for outcome in outcomes]
+    def _propose(self, applier: Applier, taken: list[_Waiting], waiter: FutureWaiter) -> list[_Waiting]:
+        """Propose a record of those that may be appended; return these in the order of its results.
+
+        Nothing else changes cursors before it: all that this leader proposed earlier is applied.
+
+        Raises:
+            As `Writing.propose`.
+        """
+        admission = _Admission(applier.cursors, self.hold_limit, CURSOR_OWNERS in applier.features)
+        rows: dict[int, CursorRow] = {}
+        deleted: dict[int, str] = {}
+        for place, waiting in enumerate(taken):
+            if waiting.judged.done():  # Its caller gave up.
+                continue
+            try:
+                change = admission.admit(waiting.change, waiting.mover)
+            except ClusterError as refusal:
+                waiting.judged.set_exception(refusal)
+                continue
+            if isinstance(change, str):
+                deleted[place] = change
+            else:
+                rows[place] = change
+        if rows or deleted:
+            record = encode_system(cursors_record(rows.values(), deleted.values()))
+            self._writing.propose(Write(record, 1, kind=Kind.SYSTEM, owner=waiter))
+        return [taken[place] for place in (*rows, *deleted)]
 
 
 def _index_of(name: str, wanted: int, judged: _Judged) -> int:

@@ -102,9 +102,14 @@ def node_status(node: NodeView) -> dict[str, Any]:
 
 
 def _cursors(components: Components, clock: int) -> dict[str, object]:
-    """How many cursors there are, and those that are furthest behind, as of the last look at them."""
-    lags = components.cursor_lags
-    return {"count": len(lags), "behind": cursor_rows(lags.behind(clock)[:CURSORS_SHOWN])}
+    """How many cursors there are, what they may hold, and those furthest behind, as of the last look at them."""
+    lags, cursors = components.cursor_lags, components.cursors
+    return {
+        "count": len(lags),
+        "hold_bytes": cursors.hold_bytes,
+        "cursors_hold_bytes": cursors.hold_limit,
+        "behind": cursor_rows(lags.behind(clock)[:CURSORS_SHOWN]),
+    }
 
 
 def _leadership(node: NodeView) -> dict[str, object]:
@@ -170,7 +175,7 @@ def _doubt(node: NodeView, components: Components) -> str | None:
 
 def alarms(components: Components, digests: Digests, fitness: list[str]) -> list[str]:
     """The alarms for an operator: its unfitness (`fitness_alarms`), duplicates of it, a lost or overdue snapshot, and
-    cursors that hold no more or whose records expired.
+    cursors that hold no more, hold too much, or whose records expired.
 
     Also peers of other histories, nodes whose digest differs from this node's, implausible messages from peers (rules
     18 and 19), and, on a leader, clocks that are wrong.
@@ -179,7 +184,7 @@ def alarms(components: Components, digests: Digests, fitness: list[str]) -> list
     status = replica.core.status()
     differing = [difference.alarm(node_id) for node_id, difference in digests.differing.items()]
     own = [alarm for alarm in (*fitness, components.compaction.snapshotting.alarm) if alarm]
-    own += [*components.compaction.retention.alarms(), *components.cursor_lags.alarms()]
+    own += [*components.compaction.retention.alarms(), *components.cursor_lags.alarms(), *components.cursors.alarms()]
     clocks = clock_alarms({} if status.leader is None else status.leader.clock_offsets_us)
     own += [other.alarm(node_id) for node_id, other in reports.histories.items()]
     return sorted([*reports.alarms.values(), *status.alarms.values(), *differing, *clocks, *own])

@@ -31,6 +31,7 @@ routes take and return, and [standalone.md](standalone.md) says it of a standalo
 - 403 `forbidden`: the token's role is not enough. `has` and `needs` are the two roles. The role `peer` is that of the
   cluster's nodes, which have certificates; no token has it.
 - 403 `session-owned`: the session belongs to the token of another name.
+- 403 `cursor-owned`: the cursor belongs to the token of another name, and an admin alone gives it to one.
 - 400 `malformed`: the URL has a token in it, in whatever spelling. Revoke that token: proxies log URLs.
 - `/healthz` and `/readyz` give a caller without a token the names of the reasons, such as `files_missing` or
   `no_leader`. The sentences have paths, process ids and addresses: they are for callers with a token, and in `/status`.

@@ -223,6 +223,8 @@ CURSORS = [
     other("PUT", "/cursors/a", b'{"index": 0, "hold_bytes": -1}'),
     other("PUT", "/cursors/a", b'{"index": 0, "token": "a"}'),
     other("PUT", "/cursors/a", b'{"index": 0, "take": true}'),
+    other("PUT", "/cursors/a", b'{"index": 0, "owner": 7}'),
+    other("PUT", "/cursors/a", b'{"index": 0, "owner": "No Name"}'),
     other("PUT", "/cursors/a%2F..", b'{"index": 0}'),
     other("PUT", "/cursors/a%20b", b'{"index": 0}'),
     other("PUT", "/cursors/a%2F%2Fb", b'{"index": 0}'),
