@@ -316,9 +316,11 @@ async def test_all_holds_together_have_a_limit_that_only_the_operator_sets(
 async def test_a_hold_from_before_the_limit_stays_and_is_an_alarm_until_it_is_lowered(tmp_path: Path) -> None:
     async with running_cluster(tmp_path, 1, cursors_hold_bytes=GIB) as cluster:
         await put(cluster, "mail", hold_bytes=GIB)
-        cluster.nodes["n1"].node.components.cursors.hold_limit = 1 << 70  # As a leader of the version before.
+        cursors = cluster.nodes["n1"].node.components.cursors
+        cursors.hold_limit = 1 << 70  # As a leader of the version before.
         for number in range(3):
             assert (await put(cluster, f"all{number}", hold_bytes=1 << 63)).status == 200
+        cursors.hold_limit = GIB
         status = (await cluster.ask("n1", "GET", "/status")).document
         assert status["cursors"]["hold_bytes"] == (1 << 64) - 1, "no more fits into an answer"
         for number in range(3):
