@@ -57,6 +57,12 @@ RATES = {
 AUDIT = LineRate(LINES_PER_SECOND, LINES_PER_SECOND)
 
 
+def rate_of(log_name: str, kind: str) -> LineRate:
+    """The rate of a kind of line; `log_name` is that of the audit log, or of any other."""
+    is_audit = log_name == AUDIT_LOG
+    return RATES.get(f"{AUDIT_LOG} {kind}" if is_audit else kind, AUDIT if is_audit else ORDINARY)
+
+
 @dataclass(slots=True)
 class _Kind:
     """A kind's token bucket, how many of its lines were left out since its last one, and this second's lines."""
@@ -91,7 +97,8 @@ class LineRates:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._kinds: dict[str, _Kind] = {}
+        self._kinds: dict[tuple[str, str], _Kind] = {}
+        """By the log's name, empty but for the audit log, and the kind."""
         self.left_out = 0
         """Lines that were left out since the start."""
 
@@ -108,21 +115,20 @@ class LineRates:
         return message
 
     def _kind_of(self, message: EventDict, now: float) -> _Kind:
-        name, rate = str(message.get("event"))[:KIND_CHARACTERS], ORDINARY
-        if message.get("log") == AUDIT_LOG:
-            name, rate = f"{AUDIT_LOG} {name}", AUDIT
-        elif isinstance(record := message.get("_record"), logging.LogRecord):
+        log_name, name = str(message.get("log", "")), str(message.get("event"))[:KIND_CHARACTERS]
+        if isinstance(record := message.get("_record"), logging.LogRecord):
             name = f"{record.name}:{record.lineno}"  # Not its text, which may hold values.
-        if name not in self._kinds and len(self._kinds) >= KINDS_LIMIT:
-            name = "others"
-        rate = RATES.get(name, rate)
-        return self._kinds.setdefault(name, _Kind(rate, rate.burst, now))
+        if (log_name, name) not in self._kinds and len(self._kinds) >= KINDS_LIMIT:
+            log_name, name = "", "others"
+        rate = rate_of(log_name, name)
+        return self._kinds.setdefault((log_name, name), _Kind(rate, rate.burst, now))
 
     def say(self) -> None:
         """Log how many lines of each kind were left out and are counted in no line yet."""
-        counts = {name: kind.left_out for name, kind in list(self._kinds.items()) if kind.left_out}
-        for name in counts:
-            self._kinds[name].left_out = 0
+        short = [(name, kind) for name, kind in list(self._kinds.items()) if kind.left_out]
+        counts = {" ".join(name).strip(): kind.left_out for name, kind in short}
+        for _, kind in short:
+            kind.left_out = 0
         if counts:
             log.warning("lines were left out", kinds=counts)
 
