@@ -221,7 +221,7 @@ def errors_as_problems(known_headers: frozenset[str], unknown_path: str = "Not F
         except ConnectionError:
             raise  # The caller is gone: there is nobody to answer.
         except Exception:
-            log.exception("request failed", method=request.method, path=request.path)
+            log.exception("a fault while a request was handled", method=request.method, path=request.path)
             detail = "see the node's log; a write's outcome is unknown"
             response = problem(500, "internal", "A fault of this node", detail, {"request_id": request_id})
         finally:

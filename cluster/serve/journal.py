@@ -97,8 +97,8 @@ class LineRates:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._kinds: dict[tuple[str, str], _Kind] = {}
-        """By the log's name, empty but for the audit log, and the kind."""
+        self._kinds: dict[tuple[str, str, str], _Kind] = {}
+        """By the log's name, the kind, and in the audit log the caller: none hides the lines of another."""
         self.left_out = 0
         """Lines that were left out since the start."""
 
@@ -118,15 +118,16 @@ class LineRates:
         log_name, name = str(message.get("log", "")), str(message.get("event"))[:KIND_CHARACTERS]
         if isinstance(record := message.get("_record"), logging.LogRecord):
             name = f"{record.name}:{record.lineno}"  # Not its text, which may hold values.
-        if (log_name, name) not in self._kinds and len(self._kinds) >= KINDS_LIMIT:
-            log_name, name = "", "others"
+        who = str(message.get("who", "")) if log_name == AUDIT_LOG else ""
+        if (log_name, name, who) not in self._kinds and len(self._kinds) >= KINDS_LIMIT:
+            log_name, name, who = "", "others", ""
         rate = rate_of(log_name, name)
-        return self._kinds.setdefault((log_name, name), _Kind(rate, rate.burst, now))
+        return self._kinds.setdefault((log_name, name, who), _Kind(rate, rate.burst, now))
 
     def say(self) -> None:
         """Log how many lines of each kind were left out and are counted in no line yet."""
-        short = [(name, kind) for name, kind in list(self._kinds.items()) if kind.left_out]
-        counts = {" ".join(name).strip(): kind.left_out for name, kind in short}
+        short = [(key, kind) for key, kind in list(self._kinds.items()) if kind.left_out]
+        counts = {" ".join(filter(None, key)): kind.left_out for key, kind in short}
         for _, kind in short:
             kind.left_out = 0
         if counts:

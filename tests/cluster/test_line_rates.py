@@ -13,6 +13,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from quire.cluster.access.audit import AUDIT_LOG
 from quire.cluster.serve.journal import (
     ALARMS_PER_SECOND,
     BURST_LINES,
@@ -131,6 +132,18 @@ def test_kinds_that_are_made_of_values_share_a_rate_and_fill_no_memory() -> None
             structlog.get_logger().info(f"a line about {number}")
 
     assert len(lines) == KINDS_LIMIT + BURST_LINES
+
+
+def test_a_caller_that_fills_the_audit_log_hides_no_line_of_another() -> None:
+    audit = structlog.get_logger(AUDIT_LOG, log=AUDIT_LOG)
+    with capture_logs(processors=[LineRates(Clock())]) as lines:
+        for number in range(MANY):
+            audit.info("call", who="app", subject=f"cursor {number}", action="take")
+            audit.warning("refused", who="nobody", token=f"{number:012x}")
+        audit.info("call", who="operator", subject="mail", action="rewind to 0")
+        audit.warning("refused", who="worker", subject="mail")
+
+    assert Counter(line["who"] for line in lines) == {"app": 100, "nobody": 100, "operator": 1, "worker": 1}
 
 
 def test_lines_of_every_library_and_their_tracebacks_fill_no_disk() -> None:

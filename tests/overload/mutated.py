@@ -16,17 +16,18 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvloop
 
 import quire
 from quire.cluster.client import ClientError
+from quire.cluster.serve.journal import LineRate, rate_of
 from quire.log import FEATURES
 from quire.replication.address import host_and_port
 from quire.replication.core.messages import CrcMismatch, Open, Promise, Removal
@@ -70,8 +71,6 @@ FRESH = 2_000
 """Messages that are made from what a node stands at; then it is asked again."""
 PAUSE_S = 0.1
 WINDOW_S = 10
-RATES = {"refused": 100, "admin call": float("inf")}
-"""Lines in a second of a kind that may have more than one: of refusals, and of an operator's calls, which are few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,31 +198,68 @@ async def answered(address: str, sent: bytes) -> tuple[int, bytes]:
     reader, writer = await asyncio.open_connection(*host_and_port(address), limit=1 << 18)
     try:
         writer.write(sent)
-        return await read_answer(reader, is_head=sent.startswith(b"HEAD"))
+        status, body, _ = await read_answer(reader, is_head=sent.startswith(b"HEAD"))
+        return status, body
     finally:
         writer.close()
 
 
-async def read_answer(reader: asyncio.StreamReader, *, is_head: bool = False) -> tuple[int, bytes]:
-    """The status and the body. A long one, in chunks, is not read."""
+async def read_answer(reader: asyncio.StreamReader, *, is_head: bool = False) -> tuple[int, bytes, bool]:
+    """The status, the body, and whether another request may follow. A long body, in chunks, is not read."""
     async with asyncio.timeout(DEADLINE_S):
         head = await reader.readuntil(b"\r\n\r\n")
         if head.startswith(b"HTTP/1.1 100"):
             return await read_answer(reader, is_head=is_head)
-        lines = (line.partition(b":") for line in head.lower().split(b"\r\n"))
-        length = next((int(value) for name, _, value in lines if name == b"content-length"), 0)
-        return int(head.split()[1]), b"" if is_head else await reader.readexactly(length)
+        lines = [line.partition(b":") for line in head.lower().split(b"\r\n")]
+        headers = {name: value.strip() for name, _, value in lines}
+        body = b"" if is_head else await reader.readexactly(int(headers.get(b"content-length", 0)))
+        goes_on = b"content-length" in headers and headers.get(b"connection") != b"close"
+        return int(head.split()[1]), body, goes_on
 
 
-def client_messages(chance: random.Random) -> Iterator[tuple[bytes, bytes | None]]:
-    """(request, what follows on the stream that it opens), in any order, for ever."""
+class Kept:
+    """Connections that are used again, one to each node."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
+
+    async def status(self, address: str, sent: bytes) -> int:
+        """The status of the answer to a request that is HTTP."""
+        if address not in self._open:
+            self._open[address] = await asyncio.open_connection(*host_and_port(address), limit=1 << 18)
+        reader, writer = self._open[address]
+        goes_on = False
+        try:
+            writer.write(sent)
+            status, _, goes_on = await read_answer(reader, is_head=sent.startswith(b"HEAD"))
+            return status
+        finally:
+            if not goes_on:
+                del self._open[address]
+                writer.close()
+
+    def close(self) -> None:
+        for _, writer in self._open.values():
+            writer.close()
+
+
+class Sent(NamedTuple):
+    """A request, and what follows on the stream that it opens. Only after one that is HTTP may another one follow."""
+
+    request: bytes
+    streamed: bytes | None = None
+    is_http: bool = False
+
+
+def client_messages(chance: random.Random) -> Iterator[Sent]:
+    """Requests in any order, for ever."""
     asks = [ask for known in NODE for _, ask in changes_of_request(known, chance)]
-    found = [(request(ask), None) for ask in asks if (ask.method, ask.path) != REMOVAL]
-    found += [(b"".join(raw.pieces), None) for raw in (*BODIES, *LINES, *TAKEN)]
-    headers = [(sent, None) for _, sent in changed_headers()]
+    found = [Sent(request(ask), is_http=True) for ask in asks if (ask.method, ask.path) != REMOVAL]
+    found += [Sent(b"".join(raw.pieces)) for raw in (*BODIES, *LINES, *TAKEN)]
+    headers = [Sent(sent) for _, sent in changed_headers()]
     opening = HANDSHAKE % b"1"
-    streamed = [(opening, case.sent) for case in (*MESSAGES, *FRAMES)]
-    streamed += [(opening, frame(BINARY, data)) for _, data in changes_of_bytes(GOOD, chance)]
+    streamed = [Sent(opening, case.sent) for case in (*MESSAGES, *FRAMES)]
+    streamed += [Sent(opening, frame(BINARY, data)) for _, data in changes_of_bytes(GOOD, chance)]
     while True:
         yield chance.choice(chance.choice((found, found, headers, streamed)))
 
@@ -232,31 +268,34 @@ async def send_as_client(plan: Plan) -> Counter[str]:
     """Send the requests; the statuses of the answers."""
     chance, outcomes = random.Random(f"{plan.seed} client"), Counter[str]()
     made = client_messages(chance)
-    messages = iter([(chance.choice(plan.servers), *next(made)) for _ in range(plan.count)])
+    messages = iter([(chance.choice(plan.servers), next(made)) for _ in range(plan.count)])
     await asyncio.gather(*[_send(messages, outcomes) for _ in range(AT_ONCE)])
     return outcomes
 
 
-async def _send(messages: Iterator[tuple[str, bytes, bytes | None]], outcomes: Counter[str]) -> None:
-    for address, sent, streamed in messages:
-        try:
-            outcome = str(await _outcome(address, sent, streamed))
-        except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
-            outcome = type(error).__name__
-        outcomes[outcome] += 1
-        if outcome in ("500", "502", "TimeoutError"):
-            sys.stderr.write(f"{outcome}: {sent[:400]!r} {streamed!r}\n")
+async def _send(messages: Iterator[tuple[str, Sent]], outcomes: Counter[str]) -> None:
+    with closing(Kept()) as kept:
+        for address, sent in messages:
+            try:
+                outcome = str(await _outcome(kept, address, sent))
+            except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
+                outcome = type(error).__name__
+            outcomes[outcome] += 1
+            if outcome in ("500", "502", "TimeoutError"):
+                sys.stderr.write(f"{outcome}: {sent.request[:400]!r} {sent.streamed!r}\n")
 
 
-async def _outcome(address: str, sent: bytes, streamed: bytes | None) -> int:
-    if streamed is None:
-        return (await answered(address, sent))[0]
+async def _outcome(kept: Kept, address: str, sent: Sent) -> int:
+    if sent.is_http:
+        return await kept.status(address, sent.request)
+    if sent.streamed is None:
+        return (await answered(address, sent.request))[0]
     reader, writer = await asyncio.open_connection(*host_and_port(address))
     try:
-        writer.write(sent)
-        status, _ = await read_answer(reader)
+        writer.write(sent.request)
+        status, _, _ = await read_answer(reader)
         if status == 101:
-            writer.write(streamed)
+            writer.write(sent.streamed)
             async with asyncio.timeout(DEADLINE_S):
                 await reader.read(1)
         return status
@@ -377,21 +416,27 @@ def _check_answers(outcomes: dict[str, Counter[str]], count: int) -> None:
 
 
 def _check_journal(node_id: str, lines: list[str]) -> None:
-    """No traceback, and in each window no more lines of a kind than its rate allows. Raises Wrong."""
+    """No traceback, and in each window no more lines of a kind than the journal's rate for it. Raises Wrong."""
     if faulty := [line[:300] for line in lines if "Traceback" in line]:
         raise Wrong(f"{node_id} logged {len(faulty)} tracebacks: {faulty[0]}")
-    seconds: defaultdict[str, Counter[int]] = defaultdict(Counter)
+    windows: defaultdict[tuple[str, str, str], Counter[int]] = defaultdict(Counter)
     for line in lines:
         with suppress(ValueError, KeyError):
             document = json.loads(line)
-            seconds[document["event"]][int(datetime.fromisoformat(document["timestamp"]).timestamp()) // WINDOW_S] += 1
+            second = int(datetime.fromisoformat(document["timestamp"]).timestamp())
+            log_name = document.get("log", "")
+            windows[log_name, document["event"], document["who"] if log_name else ""][second // WINDOW_S] += 1
     above = {
-        kind: max(windows.values())
-        for kind, windows in seconds.items()
-        if max(windows.values()) > RATES.get(kind, 1) * WINDOW_S + 1
+        kind: max(counts.values())
+        for kind, counts in windows.items()
+        if max(counts.values()) > _most_in_window(rate_of(*kind[:2])) + 1
     }
     if above:
         raise Wrong(f"{node_id} logged too many lines of a kind in {WINDOW_S} s: {above}")
+
+
+def _most_in_window(rate: LineRate) -> float:
+    return rate.burst + rate.per_second * WINDOW_S
 
 
 def _check_growth(grown: dict[str, int]) -> None:

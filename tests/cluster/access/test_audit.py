@@ -48,7 +48,7 @@ def test_a_token_that_comes_from_ever_new_addresses_fills_no_journal_and_hides_n
 
     assert [line["event"] for line in lines].count("token used from a new address") == LINES_PER_SECOND
     assert [line["event"] for line in lines[-3:-1]] == ["refused", "admin call"]
-    assert lines[-1]["kinds"] == {"quire.audit token used from a new address": 3_000 - LINES_PER_SECOND}
+    assert lines[-1]["kinds"] == {"quire.audit token used from a new address app": 3_000 - LINES_PER_SECOND}
 
 
 def test_a_token_is_told_of_once_from_each_address_and_forgotten_when_others_come() -> None:
