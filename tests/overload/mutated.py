@@ -67,7 +67,7 @@ LINES_EACH = 3
 """Connections of each of them to each node. A node has places for 64 hellos."""
 AT_ONCE = 24
 """Requests under way at the same time."""
-FRESH = 2_000
+FRESH = 10_000
 """Messages that are made from what a node stands at; then it is asked again."""
 PAUSE_S = 0.1
 WINDOW_S = 10
