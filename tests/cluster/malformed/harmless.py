@@ -11,7 +11,15 @@ from structlog.testing import capture_logs
 MIB = 1 << 20
 GROWTH_BYTES = 20 * MIB
 """What so much of it may leave in a process, the allocator's holes included."""
-FAULTS = ("Traceback", "exception", "request failed", "a fault while", "unraisable", "never retrieved", "a fault of this program")
+FAULTS = (
+    "Traceback",
+    "exception",
+    "request failed",
+    "a fault while",
+    "unraisable",
+    "never retrieved",
+    "a fault of this program",
+)
 
 
 @contextmanager
