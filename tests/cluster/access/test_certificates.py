@@ -152,7 +152,7 @@ def test_a_clusters_name_is_one_dns_label(tmp_path: Path, cluster: str) -> None:
 
 
 def test_the_longest_names_fit(tmp_path: Path) -> None:
-    cluster, node = "c" * 63, "-" + "n" * 23
+    cluster, node = "c" * 63, "n" * 24
     make_ca(tmp_path, cluster)
     make_node(tmp_path, node)
     tls = load_tls(files_of(tmp_path, node), node)
@@ -162,7 +162,7 @@ def test_the_longest_names_fit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("node", "why"),
-    [("", "node's id"), ("n" * 25, "node's id"), ("../n", "node's id"), ("n.1", "node's id"), ("ca", "CA's own")],
+    [("", "node's id"), ("n" * 25, "node's id"), ("../n", "node's id"), ("n.1", "node's id"), ("-n1", "node's id"), ("ca", "CA's own")],
 )
 def test_a_node_id_that_is_none_or_that_the_ca_uses_is_refused(folder: Path, node: str, why: str) -> None:
     before = content(folder)
