@@ -307,7 +307,7 @@ class Writing:
         self._applying = applying
         self._proposals = proposals
         self._counts = counts
-        self._payload_limit = payload_limit
+        self.payload_limit = payload_limit
 
     async def check(self, commands: list[Any]) -> list[RefusalRow]:
         """[position, code, text] of each command that the machine refuses before anything is appended.
@@ -368,8 +368,8 @@ class Writing:
             raise error
         if (refusal := self.refusal) is not None:
             raise refusal
-        if write.size > self._payload_limit:
-            raise LimitExceeded("the frame's payload", write.size, self._payload_limit)
+        if write.size > self.payload_limit:
+            raise LimitExceeded("the frame's payload", write.size, self.payload_limit)
         self._proposals.propose(write)
         self._counts.proposed(write)
 

@@ -1,6 +1,7 @@
 """Cursors belong to the name of the token that created them, and no name takes all of them, or of what they hold."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -12,15 +13,20 @@ import pytest_asyncio
 from structlog.testing import capture_logs
 
 from quire.cluster.access.roles import Role
+from quire.cluster.access.tokens import is_token_name
 from quire.cluster.client import BadRequest, CursorTaken, Forbidden, connect
+from quire.cluster.errors import OutcomeUnknown
 from quire.cluster.node.tables import cursors as cursors_module
+from quire.cluster.node.tables.cursors import ROW_BYTES, Mover
 from quire.cluster.node.views.status import node_status
-from quire.log import CURSOR_OWNERS, FEATURES, decode_system, walk_frames
-from quire.sm import Cursors
+from quire.log import CURSOR_OWNERS, FEATURES, Kind, decode_system, encode_system, walk_frames
+from quire.replication import Write
+from quire.sm import CURSOR_NAME_BYTES, MAX_CURSOR_ROWS, TOKEN_BYTES, CursorRow, Cursors, cursors_record
 from tests.cluster.acting import Acting
 from tests.cluster.conditions import held
 from tests.cluster.machines import Gate
 from tests.cluster.running import Reply, RunningCluster, running_cluster
+from tests.cluster.test_reading_turns import CountedTurns
 from tests.cluster.test_session_owners import until_asked
 from tests.cluster.test_slow_machines import GATE, unapplied, until, waiting
 
@@ -32,6 +38,7 @@ DEADLINE_S = 60.0
 OWNED = (403, "cursor-owned")
 ONE, TWO = "1" * 32, "2" * 32
 GIB = 1 << 30
+LEAST_FRAME_BYTES = 64 << 10
 
 acting = Acting()
 
@@ -231,7 +238,152 @@ async def test_who_comes_after_a_deletion_under_way_creates_its_own_cursor_and_m
 
 
 def _waiting_rows(cluster: RunningCluster) -> int:
-    return cluster.nodes["n1"].node.components.cursors._count  # pyright: ignore[reportPrivateUsage]
+    waiting = cluster.nodes["n1"].node.components.cursors._waiting  # pyright: ignore[reportPrivateUsage]
+    return sum(map(len, waiting.values()))
+
+
+async def test_refused_changes_of_another_name_do_not_delay_the_owner_s_commit(cluster: RunningCluster) -> None:
+    await created(cluster, "alice", "delayed")
+    with held(cluster, waiting_us=int(DEADLINE_S * 1_000_000)):
+        first = asyncio.create_task(put(cluster, "in-flight"))
+        await asyncio.wait_for(until(lambda: waiting(cluster) == 1), DEADLINE_S)
+        with acting.as_caller("bob"):
+            refused = [asyncio.create_task(put(cluster, "delayed", 1)) for _ in range(20)]
+            own = [asyncio.create_task(put(cluster, "of-bob", 1)) for _ in range(20)]
+            await asyncio.wait_for(until(lambda: _waiting_rows(cluster) == 40), DEADLINE_S)
+        with acting.as_caller("alice"):
+            commit = asyncio.create_task(put(cluster, "delayed", 1))
+            await asyncio.wait_for(until(lambda: _waiting_rows(cluster) == 41), DEADLINE_S)
+    await first
+
+    assert (await commit).status == 200
+    assert {refusal(reply) for reply in await asyncio.gather(*refused)} == {OWNED}
+    assert {reply.status for reply in await asyncio.gather(*own)} == {200}
+    names = [row[0] for row in rows(cluster)]
+    assert sorted(names[names.index("of-bob") - 1 :][:3]) == ["delayed", "of-bob", "of-bob"], "it is in the next record"
+
+
+async def test_so_many_changes_are_judged_in_a_turn_and_those_refused_take_no_record(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await created(cluster, "alice", "judged")
+    monkeypatch.setattr(cursors_module, "MAX_CURSOR_ROWS", 4)
+    judged_in = Counter[int]()
+    admit = cursors_module._Admission.admit  # pyright: ignore[reportPrivateUsage]
+    before = await end_of_log(cluster)
+    async with CountedTurns() as turns:
+
+        def counted(*arguments: Any) -> Any:
+            judged_in[turns.number] += 1
+            return admit(*arguments)
+
+        monkeypatch.setattr(cursors_module._Admission, "admit", counted)  # pyright: ignore[reportPrivateUsage]
+        with held(cluster, waiting_us=int(DEADLINE_S * 1_000_000)):
+            first = asyncio.create_task(put(cluster, "in-flight"))
+            await asyncio.wait_for(until(lambda: waiting(cluster) == 1), DEADLINE_S)
+            with acting.as_caller("bob"):
+                refused = [asyncio.create_task(put(cluster, "judged", 1)) for _ in range(30)]
+                await asyncio.wait_for(until(lambda: _waiting_rows(cluster) == 30), DEADLINE_S)
+            with acting.as_caller("alice"):
+                commit = asyncio.create_task(put(cluster, "judged", 1))
+                await asyncio.wait_for(until(lambda: _waiting_rows(cluster) == 31), DEADLINE_S)
+        await first
+        assert (await commit).status == 200
+        assert {refusal(reply) for reply in await asyncio.gather(*refused)} == {OWNED}
+    assert max(judged_in.values()) <= 2 * 4  # What is counted as one turn here may be parts of two.
+    assert await end_of_log(cluster) == before + 2
+
+
+async def test_one_name_has_its_share_of_the_waiting_changes_and_no_more(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cursors_module, "MAX_OWN_WAITING_ROWS", 3)
+    with held(cluster, waiting_us=int(DEADLINE_S * 1_000_000)):
+        first = asyncio.create_task(put(cluster, "in-flight"))
+        await asyncio.wait_for(until(lambda: waiting(cluster) == 1), DEADLINE_S)
+        with acting.as_caller("bob"):
+            bobs = [asyncio.create_task(put(cluster, f"waits-{number}")) for number in range(5)]
+            await asyncio.wait_for(until(lambda: _waiting_rows(cluster) + sum(map(_is_done, bobs)) == 5), DEADLINE_S)
+        refused = [each.result() for each in bobs if each.done()]
+        assert [refusal(reply) for reply in refused] == [(429, "overloaded")] * 2
+        assert "4 changes of cursors are waiting, 3 of this caller's name" in refused[0].document["detail"]
+        with acting.as_caller("alice"):
+            commit = asyncio.create_task(put(cluster, "waits-for-alice"))
+            await asyncio.wait_for(until(lambda: _waiting_rows(cluster) == 4), DEADLINE_S)
+    assert (await first).status == (await commit).status == 200
+    assert sorted(reply.status for reply in await asyncio.gather(*bobs)) == [200] * 3 + [429] * 2
+
+
+def _is_done(task: asyncio.Task[Reply]) -> bool:
+    return task.done()
+
+
+async def test_a_change_whose_caller_gave_up_is_not_counted_and_not_written(cluster: RunningCluster) -> None:
+    cursors, bob = cluster.nodes["n1"].node.components.cursors, Mover("bob", is_admin=False)
+    with held(cluster, waiting_us=int(DEADLINE_S * 1_000_000)):
+        first = asyncio.create_task(put(cluster, "in-flight"))
+        await asyncio.wait_for(until(lambda: waiting(cluster) == 1), DEADLINE_S)
+        before = cursors._count  # pyright: ignore[reportPrivateUsage]
+        for number in range(5):
+            with pytest.raises(OutcomeUnknown):
+                await cursors.set(CursorRow("gone", number), bob, 1)
+        cancelled = asyncio.create_task(cursors.set(CursorRow("gone", 0), bob, int(DEADLINE_S * 1000)))
+        await asyncio.wait_for(until(lambda: _waiting_rows(cluster) == 1), DEADLINE_S)
+        cancelled.cancel()
+        await asyncio.gather(cancelled, return_exceptions=True)
+        assert _waiting_rows(cluster) == 0
+        assert cursors._count == before  # pyright: ignore[reportPrivateUsage]
+    await first
+    assert (await put(cluster, "after")).status == 200
+    assert table(cluster).find("gone") is None
+
+
+async def test_a_fault_of_this_program_fails_those_of_its_record_and_no_later_ones(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admit = cursors_module._Admission.admit  # pyright: ignore[reportPrivateUsage]
+
+    def faulty(admission: Any, change: Any, mover: Any) -> Any:
+        if change.name == "faulty":
+            raise RuntimeError("planted")
+        return admit(admission, change, mover)
+
+    monkeypatch.setattr(cursors_module._Admission, "admit", faulty)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(cursors_module, "MAX_CURSOR_ROWS", 2)
+    names = ["healthy", "faulty", "later"]
+    with capture_logs() as lines:
+        with held(cluster, waiting_us=int(DEADLINE_S * 1_000_000)):
+            first = asyncio.create_task(put(cluster, "in-flight"))
+            await asyncio.wait_for(until(lambda: waiting(cluster) == 1), DEADLINE_S)
+            tasks: list[asyncio.Task[Reply]] = []
+            for name in names:
+                tasks.append(asyncio.create_task(put(cluster, name)))
+                await asyncio.wait_for(until(lambda: _waiting_rows(cluster) == len(tasks)), DEADLINE_S)
+        await first
+        replies = await asyncio.wait_for(asyncio.gather(*tasks), DEADLINE_S)
+    assert [(reply.status, reply.problem) for reply in replies[:2]] == [(504, "outcome-unknown")] * 2
+    assert [reply.status for reply in replies[2:]] == [200]
+    assert [line["event"] for line in lines if line["log_level"] == "error"] == ["a fault of this program"]
+
+
+async def test_changes_of_the_longest_names_and_owners_fit_into_the_smallest_frames(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1, max_request_bytes=1 << 15, max_frame_bytes=LEAST_FRAME_BYTES) as cluster:
+        cursors, owner, deadline_ms = cluster.nodes["n1"].node.components.cursors, "o" * 64, int(DEADLINE_S * 1000)
+        longest = [CursorRow(f"{number:0200}", 0, None, False, 0, b"t" * 16, True, owner) for number in range(400)]
+        carol = Mover("carol", is_admin=True)
+        changes = [cursors.set(row, carol, deadline_ms) for row in (CursorRow("in-flight", 0), *longest)]
+        assert set(await asyncio.gather(*changes)) == {0}
+        assert table(cluster).owned_by(owner) == len(longest)
+
+
+async def test_a_row_of_a_cursor_takes_fewer_bytes_than_are_reckoned_for_it() -> None:
+    highest, owner = (1 << 64) - 1, "o" * 64
+    row = CursorRow("n" * CURSOR_NAME_BYTES, highest, highest, True, highest, b"t" * TOKEN_BYTES, True, owner)
+    assert is_token_name(owner)
+    assert not is_token_name(f"{owner}o")
+    for count in (1, 100, MAX_CURSOR_ROWS):
+        record = encode_system(cursors_record([row] * count))
+        assert Write(record, 1, kind=Kind.SYSTEM, owner=None).size <= (count + 1) * ROW_BYTES
 
 
 async def test_a_new_leader_knows_the_owners_of_what_was_committed_before_it_led(

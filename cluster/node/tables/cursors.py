@@ -2,7 +2,8 @@
 
 Consumers commit often, and each commit would be a frame and a flush of its own. So at most one `cursors` record of this
 leader is in flight; meanwhile changes wait, and the next record has them all, up to MAX_CURSOR_ROWS, but one for each
-name. So each is judged by the state that it will meet, apart from what the other names in its record add:
+cursor: the first that may be made. Those before it that may not are refused at once, so they delay nobody's. So each is
+judged by the state that it will meet, apart from what the other cursors in its record add:
 
 - A cursor belongs to the name of the token that created it. A caller of another name, who is no admin, neither moves
   nor deletes it. It has no owner if it was created without tokens, or before the feature `cursor_owners`; then whoever
@@ -15,10 +16,12 @@ version, or of a leader with another limit, must have the same result on every n
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from itertools import islice
 from typing import NamedTuple
+
+import structlog
 
 from quire.log import CONSUMERS, CURSOR_OWNERS, Kind, encode_system
 from quire.replication import Write
@@ -49,7 +52,13 @@ from ...errors import (
 from ..writing import FutureWaiter, Writing
 from .reads import TableReads
 
+journal = structlog.get_logger(__name__)
+
 MAX_WAITING_ROWS = 10_000
+MAX_OWN_WAITING_ROWS = MAX_WAITING_ROWS // 2
+"""Of one token's name; callers without a token share them."""
+ROW_BYTES = 512
+"""More than a row of the longest name and owner takes in a record, and more than all of a record but its rows."""
 MOST_SHOWN = (1 << 64) - 1
 
 
@@ -143,9 +152,12 @@ class CursorWrites:
         self._writing = writing
         self.hold_limit = hold_limit
         """How many bytes of the log all cursors together may hold."""
-        self._waiting: dict[str, deque[_Waiting]] = {}
-        """By the cursor's name."""
+        self._waiting: dict[str, OrderedDict[_Waiting, None]] = {}
+        """By the cursor's name, the oldest first."""
         self._count = 0
+        """Of changes whose callers wait for the answer, and in `_counts` for each token's name."""
+        self._counts: Counter[str | None] = Counter()
+        self._most_rows = min(MAX_CURSOR_ROWS, writing.payload_limit // ROW_BYTES - 1)
         self._run: asyncio.Task[None] | None = None
 
     async def set(self, row: CursorRow, mover: Mover, timeout_ms: int) -> int:
@@ -196,11 +208,13 @@ class CursorWrites:
             raise FeatureNotInUse(feature)
 
     async def _change(self, change: CursorRow | str, mover: Mover, timeout_ms: int) -> _Judged:
-        if self._count >= MAX_WAITING_ROWS:
-            raise Overloaded(why=f"{self._count:,} changes of cursors are waiting")
+        own = self._counts[mover.name]
+        if self._count >= MAX_WAITING_ROWS or own >= MAX_OWN_WAITING_ROWS:
+            raise Overloaded(why=f"{self._count:,} changes of cursors are waiting, {own:,} of this caller's name")
         waiting = _Waiting(change, mover, asyncio.get_running_loop().create_future())
-        self._waiting.setdefault(waiting.name, deque()).append(waiting)
+        self._waiting.setdefault(waiting.name, OrderedDict())[waiting] = None
         self._count += 1
+        self._counts[mover.name] += 1
         if self._run is None:
             self._run = asyncio.create_task(self._write_waiting())
         try:
@@ -208,48 +222,63 @@ class CursorWrites:
                 return await waiting.judged
         except TimeoutError:
             raise OutcomeUnknown(f"no majority acknowledged the change of the cursor within {timeout_ms} ms") from None
+        finally:
+            self._forget(waiting)
+
+    def _forget(self, waiting: _Waiting) -> None:
+        """Its caller waits no more: count it no more, and leave it out of the records to come."""
+        self._count -= 1
+        self._counts[waiting.mover.name] -= 1
+        if not self._counts[waiting.mover.name]:
+            del self._counts[waiting.mover.name]
+        queue = self._waiting.get(waiting.name)
+        if queue is not None:
+            queue.pop(waiting, None)
+            if not queue:
+                del self._waiting[waiting.name]
 
     async def _write_waiting(self) -> None:
         """Write records until nothing waits."""
         try:
             while self._waiting:
-                await self._write_next(self._next())
+                await self._write_next()
+                await asyncio.sleep(0)  # The loop gets its turn before more are judged.
         finally:
             self._run = None
 
-    def _next(self) -> list[_Waiting]:
-        """The first change of each name, of at most MAX_CURSOR_ROWS names. A name that has more then waits longest."""
-        taken: list[_Waiting] = []
-        for name in list(islice(self._waiting, MAX_CURSOR_ROWS)):
-            queue = self._waiting.pop(name)
-            taken.append(queue.popleft())
-            if queue:
-                self._waiting[name] = queue
-        self._count -= len(taken)
-        return taken
-
-    async def _write_next(self, taken: list[_Waiting]) -> None:
-        """Write a record of those that may be appended, and answer all."""
+    async def _write_next(self) -> None:
+        """Judge what waits, write a record of what may be appended, and answer all that were judged."""
         waiter = FutureWaiter(applied=True)
+        taken: list[_Waiting] = []
         try:
             admitted = await self._reads.before_append(lambda applier: self._propose(applier, taken, waiter))
             if not admitted:
                 return
             reply = await waiter.reply
-        except ClusterError as error:
-            for waiting in taken:
+            for waiting, row in zip(admitted, reply.results[0], strict=True):
+                outcome = CursorOutcome(None, *row) if len(row) == 1 else CursorOutcome(*row)
                 if not waiting.judged.done():
-                    waiting.judged.set_exception(error)
-            return
-        for waiting, row in zip(admitted, reply.results[0], strict=True):
-            outcome = CursorOutcome(None, *row) if len(row) == 1 else CursorOutcome(*row)
+                    waiting.judged.set_result(_Judged(outcome, reply.index))
+        except ClusterError as error:
+            self._fail(taken, error)
+        except Exception as fault:  # noqa: BLE001  # Nobody awaits this task, and those who wait must not hang.
+            journal.error("a fault of this program", exc_info=fault)
+            self._fail(taken, OutcomeUnknown(f"a fault of this program: {fault!r}"))
+
+    def _fail(self, taken: list[_Waiting], error: ClusterError) -> None:
+        """Fail those that were taken; if none was, this leader can write nothing now, and all that wait fail."""
+        if not taken:
+            taken = [waiting for queue in self._waiting.values() for waiting in queue]
+            self._waiting.clear()
+        for waiting in taken:
             if not waiting.judged.done():
-                waiting.judged.set_result(_Judged(outcome, reply.index))
+                waiting.judged.set_exception(error)
 
     def _propose(self, applier: Applier, taken: list[_Waiting], waiter: FutureWaiter) -> list[_Waiting]:
-        """Propose a record of those that may be appended; return these in the order of its results.
+        """Propose a record of one change of each cursor; return these in the order of its results.
 
-        Nothing else changes cursors before it: all that this leader proposed earlier is applied.
+        All that it judged are in `taken` from then on, at most MAX_CURSOR_ROWS. A cursor that has more waits longest.
+        Nothing else changes cursors before the record: all that this leader proposed earlier is applied.
 
         Raises:
             As `Writing.propose`.
@@ -257,22 +286,39 @@ class CursorWrites:
         admission = _Admission(applier.cursors, self.hold_limit, CURSOR_OWNERS in applier.features)
         rows: dict[int, CursorRow] = {}
         deleted: dict[int, str] = {}
-        for place, waiting in enumerate(taken):
-            if waiting.judged.done():  # Its caller gave up.
-                continue
-            try:
-                change = admission.admit(waiting.change, waiting.mover)
-            except ClusterError as refusal:
-                waiting.judged.set_exception(refusal)
-                continue
+        for name in list(islice(self._waiting, MAX_CURSOR_ROWS)):
+            if len(taken) >= MAX_CURSOR_ROWS or len(rows) + len(deleted) >= self._most_rows:
+                break
+            change = self._first_admitted(name, admission, taken)
             if isinstance(change, str):
-                deleted[place] = change
-            else:
-                rows[place] = change
+                deleted[len(taken) - 1] = change
+            elif change is not None:
+                rows[len(taken) - 1] = change
         if rows or deleted:
             record = encode_system(cursors_record(rows.values(), deleted.values()))
             self._writing.propose(Write(record, 1, kind=Kind.SYSTEM, owner=waiter))
         return [taken[place] for place in (*rows, *deleted)]
+
+    def _first_admitted(self, name: str, admission: _Admission, taken: list[_Waiting]) -> CursorRow | str | None:
+        """Take a cursor's changes up to the first that may be appended; return this as it is to be, None without one.
+
+        Those before it are refused, or were given up by their callers.
+        """
+        queue = self._waiting.pop(name)
+        self._waiting[name] = queue  # Behind all others.
+        admitted = None
+        while queue and admitted is None and len(taken) < MAX_CURSOR_ROWS:
+            waiting, _ = queue.popitem(last=False)
+            taken.append(waiting)
+            if waiting.judged.done():  # Its caller gave up.
+                continue
+            try:
+                admitted = admission.admit(waiting.change, waiting.mover)
+            except ClusterError as refusal:
+                waiting.judged.set_exception(refusal)
+        if not queue:
+            del self._waiting[name]
+        return admitted
 
 
 def _index_of(name: str, wanted: int, judged: _Judged) -> int:
