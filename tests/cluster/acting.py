@@ -9,6 +9,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from quire.cluster.access.roles import Role
+from quire.cluster.access.tokens import Token
 from quire.cluster.http.admission.authorization import CALLER, Caller
 from quire.cluster.http.app import make_app
 
@@ -25,7 +26,7 @@ class Acting:
     @contextmanager
     def as_caller(self, name: str, role: Role = Role.WRITE) -> Generator[None]:
         """Requests in the block are sent by this caller."""
-        before, self.caller = self.caller, Caller(name, role)
+        before, self.caller = self.caller, Caller(name, role, Token(name, name.encode(), role, None))
         try:
             yield
         finally:
