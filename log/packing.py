@@ -116,8 +116,10 @@ def array_count(buffer: bytes, start: int) -> int:
     return count if count <= len(buffer) - start - length else 0
 
 
-def check_containers(buffer: bytes, most: int) -> None:
+def check_containers(buffer: bytes, most: int, most_values: int | None = None) -> None:
     """Check that `buffer` holds one value with at most `most` arrays and maps, nested ones counted. Makes no objects.
+
+    With `most_values`, it holds at most so many values of any kind.
 
     msgpack allocates an array as long as its head declares before it reads the items, and a map for each byte 0x80. So
     an untrusted message is checked before it is unpacked.
@@ -125,7 +127,7 @@ def check_containers(buffer: bytes, most: int) -> None:
     Raises:
         PayloadInvalid: it holds more, or is not exactly one value.
     """
-    position, end, values, containers = 0, len(buffer), 1, 0
+    position, end, values, containers, total = 0, len(buffer), 1, 0, 1
     while values:
         if values > end - position:
             raise PayloadInvalid("ends before its values do")
@@ -142,7 +144,10 @@ def check_containers(buffer: bytes, most: int) -> None:
             containers += 1
             if containers > most:
                 raise PayloadInvalid(f"holds more than {most} arrays and maps")
-            values += (count + int.from_bytes(buffer[position : position + count_bytes])) * of_each
+            held = (count + int.from_bytes(buffer[position : position + count_bytes])) * of_each
+            values, total = values + held, total + held
+            if most_values is not None and total > most_values:
+                raise PayloadInvalid(f"holds more than {most_values} values")
             position += count_bytes
         else:
             raise PayloadInvalid(f"holds the byte {head:#04x}, where a value begins")

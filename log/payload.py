@@ -17,9 +17,22 @@ from typing import NamedTuple
 
 from .errors import PayloadInvalid
 from .frames import Frame, FrameHeader, Kind
-from .packing import RESERVED_EXT_TYPES, ExtType, Value, all_plain, check_value, pack, unpack, unpack_trusted
+from .packing import (
+    RESERVED_EXT_TYPES,
+    ExtType,
+    Value,
+    all_plain,
+    check_containers,
+    check_value,
+    pack,
+    unpack,
+    unpack_trusted,
+)
 
 HEADERS_EXT_TYPE = 1
+MAX_SYSTEM_BYTES = 8 << 20
+MAX_SYSTEM_CONTAINERS = 1 << 20
+"""Of a system record that others wrote. The largest that a leader writes is a genesis, of 1 MiB at most."""
 
 _LENGTH = struct.Struct("<I")
 
@@ -204,6 +217,17 @@ def decode_system(payload: bytes | memoryview) -> dict[str, Value]:
     if type(fields) is not dict or type(fields.get("type")) is not str or not all(type(key) is str for key in fields):
         raise PayloadInvalid("a system record is not a map with a type")
     return fields
+
+
+def check_system(payload: bytes) -> None:
+    """Check that a system record that others wrote can be decoded within bounded memory; before `decode_system`.
+
+    Raises:
+        PayloadInvalid: it has more bytes, or more arrays and maps, than any that a leader writes.
+    """
+    if len(payload) > MAX_SYSTEM_BYTES:
+        raise PayloadInvalid(f"a system record has {len(payload):,} bytes")
+    check_containers(payload, MAX_SYSTEM_CONTAINERS)
 
 
 def frame_values(frame: Frame) -> list[Value]:

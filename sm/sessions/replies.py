@@ -29,7 +29,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from quire.log import Frame, PayloadInvalid, pack
+from quire.log import Frame, PayloadInvalid, check_containers, pack
 from quire.log.packing import ExtType, unpack_trusted
 from quire.log.payload import HEADERS_EXT_TYPE
 
@@ -37,6 +37,7 @@ from ..machine import RefusalRow, Refused
 
 TAIL_COMMANDS = 64  # A tail of this many commands becomes a block,
 TAIL_BYTES = 64 << 10  # and so does one of this many bytes.
+MAX_TAIL_CONTAINERS = 1 << 22  # In the packed tail of a snapshot: 64 bodies have half as many.
 STRETCH_COMMANDS = 512  # At most this many join the tail at once; bounds what one retry unpacks.
 SHEET_COMMANDS = 16_384  # A frame with more commands is not used as a sheet, for the same reason.
 SHARED_COMMANDS = 16  # With fewer commands in a frame, a session packs a sheet of its own.
@@ -214,8 +215,15 @@ class Replies:
         """
         replies = cls()
         replies.next_sequence, replies.tail_start, starts, blocks, replies.tail_size, tail = row
-        replies.block_starts = list(starts)
-        replies.blocks = [Block(sheets[number], position, of_runs, size) for number, position, of_runs, size in blocks]
+        if type(starts) is not list or type(blocks) is not list or len(starts) != len(blocks):
+            raise ValueError("a session has blocks without their first sequences")
+        _check_numbers([replies.next_sequence, replies.tail_start, replies.tail_size, *starts])
+        if type(tail) is not bytes:
+            raise ValueError("a session's tail is not packed")
+        if len(tail) > MAX_TAIL_CONTAINERS:  # A shorter one cannot hold more.
+            check_containers(tail, MAX_TAIL_CONTAINERS)
+        replies.block_starts = starts
+        replies.blocks = [_block_of(sheets, *block) for block in blocks]
         replies.size = replies.tail_size + sum(block.size for block in replies.blocks)
         try:
             parts: Any = unpack_trusted(tail, ExtType)
@@ -223,6 +231,12 @@ class Replies:
         except PayloadInvalid:  # A map in a result has an array as a key: only tuples can be unpacked as keys.
             parts = unpack_trusted(tail, ExtType, use_list=False)
             replies.commands, replies.results, replies.refused = map(list, parts)
+        sequences = [*starts, replies.tail_start]
+        in_tail = replies.next_sequence - replies.tail_start
+        if any(type(part) is not list for part in (replies.commands, replies.results, replies.refused)):
+            raise ValueError("the parts of a session's tail are not arrays")
+        if sequences != sorted(set(sequences)) or not len(replies.commands) == len(replies.results) == in_tail:
+            raise ValueError("a session's replies are not those of its sequences")
         return replies
 
     def _extend_tail(
@@ -294,6 +308,22 @@ class AllReplies(ABC):
     @abstractmethod
     def _make_room(self) -> None:
         """Drop replies until they take no more than `sessions_bytes`."""
+
+
+def _block_of(sheets: Sequence[bytes], number: object, position: object, of_runs: object, size: object) -> Block:
+    """A block of a snapshot. Raises ValueError, IndexError."""
+    number, position, size = _check_numbers([number, position, size])
+    if type(of_runs) is not bool:
+        raise ValueError(f"{of_runs!r:.40} does not say of which kind a sheet is")
+    return Block(sheets[number], position, of_runs, size)
+
+
+def _check_numbers(values: Sequence[object]) -> list[int]:
+    """The values, which must be whole numbers from 0 on. Raises ValueError."""
+    numbers = [value for value in values if type(value) is int and value >= 0]
+    if len(numbers) != len(values):
+        raise ValueError(f"{values!r:.80} are not numbers")
+    return numbers
 
 
 def sheet_of_frame(frame: Frame, packed_reply: bytes) -> bytes:

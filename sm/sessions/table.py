@@ -296,7 +296,9 @@ class Sessions(AllReplies):
         return list(self._owners.items())
 
     def put(self, session: int, name: str | None, replies: Replies) -> None:
-        """Restore an open session, in the order of `all_open`."""
+        """Restore an open session, in the order of `all_open`. Raises ValueError if its id or name is open."""
+        if session in self.replies or name in self._by_name:
+            raise ValueError(f"the session {session} or its name is there twice")
         self._add(session, name, replies)
         self.size += replies.size
 

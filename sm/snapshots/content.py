@@ -17,10 +17,10 @@ Each sheet occurs once, before the first session that refers to it; sessions tha
 
 from collections.abc import Iterable, Iterator
 
-from quire.log import PayloadInvalid, pack
+from quire.log import PayloadInvalid, check_containers, pack
 from quire.log.packing import ExtType, unpack_trusted
 
-from ..cursors import Cursor, Cursors
+from ..cursors import TOKEN_BYTES, Cursor, Cursors
 from ..errors import RestoreFailed, SnapshotDamaged, raised_at, reason_of
 from ..machine import StateMachine
 from ..sessions.replies import Replies
@@ -28,6 +28,10 @@ from ..sessions.table import Sessions
 
 SHEET_ROW, SESSION_ROW, FENCED_ROW, EXPIRING_ROW, OWNED_ROW, CURSORS_ROW = 1, 2, 3, 4, 5, 6
 ROWS_IN_A_ROW = 10_000
+MAX_ROW_BYTES = 512 << 20
+"""A sheet has 8 MiB at most. A tail is counted by averages, and may have 64 commands of a largest request."""
+MAX_ROW_VALUES = 1 << 20
+"""In ROWS_IN_A_ROW rows, or in a session's blocks, one for each command of its window at most: some 60,000."""
 
 _LENGTH_BYTES = 4
 _END = bytes(_LENGTH_BYTES)
@@ -79,7 +83,7 @@ def restore_content(
     reader = _Reader(pieces, name)
     try:
         _restore_tables(reader, sessions, cursors, name)
-    except (PayloadInvalid, ValueError, TypeError, LookupError) as error:
+    except (PayloadInvalid, ValueError, TypeError, LookupError, OverflowError) as error:
         raise SnapshotDamaged(snapshot=name, reason=f"its tables cannot be read ({error})") from error
     fault: BaseException | None = None
     try:
@@ -101,21 +105,47 @@ def _restore_tables(reader: "_Reader", sessions: Sessions, cursors: Cursors, nam
         match row:
             case [1, bytes(sheet)]:
                 sheets.append(sheet)
-            case [2, int(session), str() | None as session_name, *fields]:
-                sessions.put(session, session_name, Replies.from_row(fields, sheets))
-            case [4, int(session), str() | None as session_name, int(used_at), *fields]:
+            case [2, session, str() | None as session_name, *fields]:
+                sessions.put(_id(session), session_name, Replies.from_row(fields, sheets))
+            case [4, session, str() | None as session_name, used_at, *fields]:
                 replies = Replies.from_row(fields, sheets)
-                replies.used_at = used_at
-                sessions.put(session, session_name, replies)
+                replies.used_at = _number(used_at)
+                sessions.put(_id(session), session_name, replies)
             case [3, list(pairs)]:
-                sessions.put_fenced([(int(old), int(successor)) for old, successor in pairs])
+                sessions.put_fenced([(_number(old), _number(successor)) for old, successor in pairs])
             case [5, list(pairs)]:
-                sessions.put_owned([(int(session), str(owner)) for session, owner in pairs])
+                sessions.put_owned([(_id(session), _text(owner)) for session, owner in pairs])
             case [6, list(rows)]:
-                for cursor, index, hold_bytes, token, *owner in rows:
-                    cursors.restore(str(cursor), Cursor(int(index), int(hold_bytes), bytes(token), *map(str, owner)))
+                for cursor, *fields in rows:
+                    cursors.restore(_text(cursor), _cursor(*fields))
             case _:
                 raise SnapshotDamaged(snapshot=name, reason=f"an unknown row {row!r:.40}")
+
+
+def _cursor(index: object, hold_bytes: object, token: object, *owner: object) -> Cursor:
+    """Raises TypeError, ValueError."""
+    if type(token) is not bytes or len(token) not in (0, TOKEN_BYTES):
+        raise ValueError(f"{token!r:.40} is not a cursor's token")
+    return Cursor(_number(index), _number(hold_bytes), token, *map(_text, owner))
+
+
+def _id(value: object) -> int:
+    """A session's id, which is negated once its history has ended. Raises ValueError."""
+    if type(value) is not int:
+        raise ValueError(f"{value!r:.40} is not a session's id")
+    return value
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r:.40} is not a number")
+    return value
+
+
+def _text(value: object) -> str:
+    if type(value) is not str or not value:
+        raise ValueError(f"{value!r:.40} is not a name")
+    return value
 
 
 class _Reader:
@@ -129,12 +159,20 @@ class _Reader:
         self.failure: Exception | None = None
         """What the pieces raised while `rest` read them."""
 
-    def row(self) -> object:
-        """The next row, or None after the last one."""
+    def row(self) -> list[object] | None:
+        """The next row, or None after the last one. Raises PayloadInvalid, ValueError, SnapshotDamaged."""
         length = int.from_bytes(self._take(_LENGTH_BYTES), "little")
         if not length:
             return None
-        return unpack_trusted(self._take(length), ExtType)
+        if length > MAX_ROW_BYTES:
+            raise SnapshotDamaged(snapshot=self._name, reason=f"a row of its tables has {length:,} bytes")
+        packed = self._take(length)
+        if length > MAX_ROW_VALUES:  # A shorter row cannot hold more.
+            check_containers(packed, MAX_ROW_VALUES, MAX_ROW_VALUES)
+        row = unpack_trusted(packed, ExtType)
+        if type(row) is not list:  # Not even nil, which would count as the end.
+            raise ValueError(f"{row!r:.40} is not a row")
+        return row
 
     def rest(self) -> Iterator[bytes]:
         """Everything after the rows."""

@@ -23,6 +23,13 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.parametrize(("value", "most"), [([None] * 3, 4), ({"a": 1, "b": [2]}, 6), ([[[]], 0.5], 4)])
+def test_as_many_values_as_the_limit_pass_and_not_one_more(value: object, most: int) -> None:
+    check_containers(pack(value), 9, most)
+    with pytest.raises(PayloadInvalid, match=f"holds more than {most - 1} values"):
+        check_containers(pack(value), 9, most - 1)
+
+
 def containers(value: object) -> int:
     """By counting them in the value."""
     if isinstance(value, list):

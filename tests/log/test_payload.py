@@ -2,11 +2,12 @@
 
 import pytest
 
-from quire.log import Frame, Kind, encode_frame, stored_records, walk_frames
+from quire.log import Frame, Kind, PayloadInvalid, encode_frame, stored_records, walk_frames
 from quire.log.packing import array_head
 from quire.log.payload import (
     Record,
     Run,
+    check_system,
     decode_runs,
     encode_blob,
     encode_records,
@@ -72,3 +73,16 @@ def test_runs_that_are_cut_keep_whole_runs_before_the_cut_and_none_behind_it(
     found, values = decode_runs(truncate_runs(payload, count, kept), kept)
     assert found == [Run(*run) for run in runs]
     assert len(values) == kept
+
+
+def test_a_system_record_of_others_has_as_many_bytes_and_containers_as_the_limits_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    payload = encode_system({"type": "x", "rows": [[], [], []]})
+    monkeypatch.setattr("quire.log.payload.MAX_SYSTEM_BYTES", len(payload))
+    monkeypatch.setattr("quire.log.payload.MAX_SYSTEM_CONTAINERS", 5)
+    check_system(payload)
+    with pytest.raises(PayloadInvalid, match="arrays and maps"):
+        check_system(encode_system({"type": "", "rows": [[], [], [], []]}))
+    with pytest.raises(PayloadInvalid, match=r"a system record has [0-9,]+ bytes"):
+        check_system(payload + b"x")

@@ -1,5 +1,6 @@
 """The manifest and the content of a snapshot: both are read back as written, and damage is reported."""
 
+import tracemalloc
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -293,3 +294,141 @@ def test_as_many_epochs_as_the_limit_are_kept_and_the_oldest_goes_first() -> Non
         applier.apply(frames.records([1]))
     assert len(applier.boundary.epochs) == MAX_EPOCHS
     assert (applier.boundary.epochs[0], applier.boundary.epochs[-1]) == ((1, 1), (MAX_EPOCHS, MAX_EPOCHS))
+
+
+# What others made of the tables
+
+
+def with_rows(*rows: object) -> list[bytes]:
+    """The content of a snapshot with these rows."""
+    packed = [row if isinstance(row, bytes) else pack(row) for row in rows]
+    return [*(len(row).to_bytes(4, "little") + row for row in packed), bytes(4)]
+
+
+def damage(*rows: object) -> str:
+    """Why a snapshot with these rows is damaged."""
+    with pytest.raises(SnapshotDamaged) as caught:
+        Applier.restored(with_rows(*rows), LOG_START, LogMachine(None), Sessions(), "s")
+    return caught.value.reason
+
+
+TAIL = pack([["c"], ["r"], []])
+SESSION = [2, 7, "name", 5, 4, [3], [[0, 0, False, 9]], 3, TAIL]
+SHEET = [1, b"sheet"]
+NO_NUMBERS: list[object] = [-1, True, None, 0.5, float("inf"), "1", b"1", [], {}]
+NO_TEXTS: list[object] = ["", 1, None, b"a", ["a"], True]
+
+
+def test_the_rows_that_are_changed_below_are_restored_as_they_are() -> None:
+    sessions, cursor = Sessions(), ["c", 1, 2, bytes(16), "owner"]
+    rows = [SHEET, SESSION, [3, [[1, 7]]], [5, [[7, "owner"]]], [6, [cursor, ["d", 0, 0, b""]]]]
+    applier = Applier.restored(with_rows(*rows), LOG_START, LogMachine(None), sessions, "s")
+    assert sessions.replies[7].size == 12
+    assert len(applier.cursors) == 2
+
+
+@pytest.mark.parametrize("place", [1, 3, 4, 7])
+def test_a_session_whose_numbers_are_none_is_damage(place: int) -> None:
+    for value in NO_NUMBERS:
+        if place > 1 or value != -1:  # A session of an earlier history has its id negated.
+            damage(SHEET, [*SESSION[:place], value, *SESSION[place + 1 :]])
+            damage(SHEET, [4, *SESSION[1:3], value, *SESSION[3:]])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {2: 1},
+        {2: b"name"},
+        {3: 6},
+        {4: 5},
+        {5: None},
+        {5: {}},
+        {5: []},
+        {5: [4]},
+        {5: [True]},
+        {6: None},
+        {6: []},
+        {6: [[-1, 0, False, 9]]},
+        {6: [[1, 0, False, 9]]},
+        {6: [[0, -1, False, 9]]},
+        {6: [[0, 0, 0, 9]]},
+        {6: [[0, 0, False, 0.5]]},
+        {6: [[0, 0, False]]},
+        {6: [7]},
+        {8: "text"},
+        {8: 1 << 40},
+        {8: b""},
+        {8: pack([["c"], ["r"]])},
+        {8: pack(["c", "r", []])},
+        {8: pack([["c"], [], []])},
+        {8: pack([["c"], ["r"], None])},
+    ],
+)
+def test_a_session_that_no_program_wrote_is_damage(changed: dict[int, Any]) -> None:
+    damage(SHEET, [changed.get(place, value) for place, value in enumerate(SESSION)])
+
+
+def test_an_owner_of_a_session_and_a_fenced_id_that_are_none_are_damage() -> None:
+    for value in NO_NUMBERS:
+        damage([3, [[value, 7]]])
+        damage([3, [[1, value]]])
+        damage(SHEET, SESSION, [5, [[value, "owner"]]])
+    for text in NO_TEXTS:
+        damage(SHEET, SESSION, [5, [[7, text]]])
+    for row in ([3, [[1]]], [3, 1], [3, [1]], [5, [[7]]], [5, {}], [1, "text"], [1, 1 << 40], [9], 1, "x", [], None):
+        damage(row)
+
+
+@pytest.mark.parametrize("token", [b"abc", bytes(15), bytes(17), 1 << 40, 16, "a" * 16, None, [1], True])
+def test_a_cursor_s_token_has_its_length_or_none_and_costs_no_memory(token: object) -> None:
+    assert "is not a cursor's token" in damage([6, [["c", 1, 0, token]]])
+
+
+def test_a_cursor_that_no_program_wrote_is_damage() -> None:
+    for value in NO_NUMBERS:
+        damage([6, [["c", value, 0, b""]]])
+        damage([6, [["c", 1, value, b""]]])
+    for text in NO_TEXTS:
+        damage([6, [[text, 1, 0, b""]]])
+        damage([6, [["c", 1, 0, b"", text]]])
+    for row in (["c", 1, 0], ["c", 1, 0, b"", "owner", "x"], [], 1, "c100", {}):
+        damage([6, [row]])
+
+
+def test_a_session_or_a_name_that_is_there_twice_is_damage() -> None:
+    assert "is there twice" in damage(SHEET, SESSION, [*SESSION[:2], "other", *SESSION[3:]])
+    assert "is there twice" in damage(SHEET, SESSION, [2, 8, *SESSION[2:]])
+
+
+def test_a_row_may_hold_as_many_values_as_the_limit_and_not_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    row: list[object] = [6, [["c", 1, 0, bytes(16)]]]
+    monkeypatch.setattr("quire.sm.snapshots.content.MAX_ROW_VALUES", 8)
+    Applier.restored(with_rows(row), LOG_START, LogMachine(None), Sessions(), "s")
+    monkeypatch.setattr("quire.sm.snapshots.content.MAX_ROW_VALUES", 7)
+    assert "holds more than 7 values" in damage(row)
+
+
+def test_a_row_may_be_as_long_as_the_limit_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.sm.snapshots.content.MAX_ROW_BYTES", len(pack(SHEET)))
+    Applier.restored(with_rows(SHEET), LOG_START, LogMachine(None), Sessions(), "s")
+    monkeypatch.setattr("quire.sm.snapshots.content.MAX_ROW_BYTES", len(pack(SHEET)) - 1)
+    assert damage(SHEET) == "a row of its tables has 9 bytes"
+
+
+def test_a_tail_may_hold_as_many_arrays_as_the_limit_and_not_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.sm.sessions.replies.MAX_TAIL_CONTAINERS", 4)
+    Applier.restored(with_rows(SHEET, SESSION), LOG_START, LogMachine(None), Sessions(), "s")
+    monkeypatch.setattr("quire.sm.sessions.replies.MAX_TAIL_CONTAINERS", 3)
+    assert "holds more than 3 arrays" in damage(SHEET, SESSION)
+
+
+def test_a_row_of_many_empty_arrays_is_damage_within_bounded_memory() -> None:
+    count = 20_000_000
+    row = b"\x92\x06\xdd" + count.to_bytes(4) + b"\x90" * count
+    tracemalloc.start()
+    try:
+        assert "holds more than" in damage(row)
+        assert tracemalloc.get_traced_memory()[1] < 10 * count
+    finally:
+        tracemalloc.stop()
