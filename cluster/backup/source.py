@@ -16,6 +16,7 @@ from quire.log import (
     PayloadInvalid,
     Tail,
     UnknownVersion,
+    check_system,
     decode_system,
     follow,
     time_since_boot,
@@ -134,7 +135,9 @@ def checked_range(raw: bytes, begin: Tail, what: str) -> Range:
         for offset, header in walk_headers(view):
             end = follow(end, header)
             if header.kind == Kind.SYSTEM:
-                record = decode_system(bytes(view[offset + HEADER_BYTES : offset + header.size]))
+                payload = bytes(view[offset + HEADER_BYTES : offset + header.size])
+                check_system(payload)
+                record = decode_system(payload)
                 history = record.get("history")
                 if record["type"] == HISTORY_TYPE and isinstance(history, bytes):
                     histories.append((history.hex(), header.index))

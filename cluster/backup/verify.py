@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from quire.log import Tail, walk_frames, walk_headers
-from quire.sm import Applier, ApplyFailed, MachineError, StateMachine
+from quire.sm import Applier, ApplyFailed, MachineError, SnapshotDamaged, StateMachine
 from quire.sm.errors import reason_of
 
 from .contents import Contents
@@ -168,6 +168,8 @@ def applier_of(contents: Contents, row: SnapshotRow | None, machine: type[StateM
     try:
         boundary = contents.snapshot(row)[1].boundary
         applier = Applier.restored(contents.chunks(row), boundary, new, sessions, row.folder)
+    except SnapshotDamaged as error:
+        raise BackupInvalid(str(error)) from error
     except MachineError as error:
         raise BackupRefused(str(error)) from error
     if applier.failure is not None:

@@ -4,8 +4,10 @@ import json
 import random
 import shlex
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,19 @@ from crc32c import crc32c
 from typer.testing import CliRunner, Result
 
 from quire.cluster.backup.contents import Contents, read_all
-from quire.cluster.backup.manifest import BackupInvalid, BackupRefused, decode_manifest
+from quire.cluster.backup.manifest import (
+    BackupInvalid,
+    BackupRefused,
+    decode_manifest,
+    snapshot_files,
+    snapshot_manifest_key,
+    snapshot_row,
+)
+from quire.cluster.backup.source import checked_range
 from quire.cluster.backup.store import FolderStore
 from quire.cluster.cli.commands import app
-from quire.log import Kind, decode_system, encode_frame, walk_frames
+from quire.log import Kind, Tail, decode_system, encode_frame, pack, walk_frames
+from quire.sm.snapshots.manifest import Chunk
 from tests.backup.backed_up import run
 from tests.cluster.malformed.changed import Changed, changes_of_map
 from tests.hostile import CHANGES, Change, changed_json, in_time
@@ -213,3 +224,56 @@ def test_a_command_that_a_restore_prints_is_pasted_as_it_is_meant(copy: Path, tm
     start = ["quire", "serve", "--node", "n1", "--listen", address, "--data-dir", data_dir]
     add = ["quire", "members", "add", "NODE=HOST:PORT", "--server", address]
     assert list(map(shlex.split, lines)) == [start, add]
+
+
+# Files that are what their manifests say
+
+
+def with_content(place: Path, content: bytes) -> None:
+    """Give the snapshot of a backup another content, under right checksums; only the newest manifest is kept."""
+    newest = max((place / "manifests").iterdir())
+    for path in set((place / "manifests").iterdir()) - {newest}:
+        path.unlink()
+    [manifest], store = read_all(FolderStore(place), print), FolderStore(place)
+    snapshot = Contents(store, manifest).snapshot(manifest.snapshots[0])[1]
+    snapshot = snapshot._replace(chunks=(Chunk(len(content), crc32c(content)),), sha256=sha256(content).digest())
+    row = snapshot_row(snapshot)
+    store.put(snapshot_manifest_key(row), snapshot.encode())
+    store.put(snapshot_files(row, snapshot)[0][0], content)
+    document = json.loads(newest.read_bytes().partition(b"\n")[0])
+    document["snapshots"] = [[row.index, row.sha256, list(row.machine), [row.folder, row.files, row.size]]]
+    newest.write_bytes(with_crc(json.dumps(document).encode()))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pack([6, [["c", 1, 0, 1 << 40]]]),
+        pack([6, [["c", 1, 0, 1 << 30]]]),
+        pack([5, [[float("inf"), "x"]]]),
+        b"\x92\x06\xdd" + (4 << 20).to_bytes(4) + b"\x90" * (4 << 20),
+        b"\x92\x06\xdd\xff\xff\xff\xff",
+    ],
+    ids=["a token of 1 TiB", "a token of 1 GiB", "an infinite id", "many arrays", "an endless array"],
+)
+def test_a_snapshot_of_tables_that_no_program_wrote_is_damage_to_a_replay(copy: Path, row: bytes) -> None:
+    with_content(copy, len(row).to_bytes(4, "little") + row + bytes(4))
+    arguments = dict(COMMANDS)["replay"](str(copy), "")
+
+    ended_all(copy, "tables")
+
+    assert "is damaged: its tables cannot be read" in ended(arguments, "replay").stderr
+
+
+def test_a_system_record_of_many_maps_is_damage_and_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.log.payload.MAX_SYSTEM_CONTAINERS", 1000)  # Tracing makes the count slow.
+    count = 4 << 20
+    payload = b"\x82\xa4type\xa1x\xa1a\xdd" + count.to_bytes(4) + b"\x80" * count
+    raw = encode_frame(index=0, epoch=1, timestamp=1, count=1, prev_crc32c=0, kind=Kind.SYSTEM, payload=payload)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BackupInvalid, match="holds more than 1000 arrays and maps"):
+            checked_range(raw, Tail(0, 0, 0, 0), "a piece")
+        assert tracemalloc.get_traced_memory()[1] < 10 * count
+    finally:
+        tracemalloc.stop()
