@@ -13,25 +13,32 @@ If it is killed during 3, the line is incomplete and is ignored.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from glob import glob
 from pathlib import Path
 
 from quire.log import FileDirectory, Tail
-from quire.log.files import make_folder, open_file, sync_folder
+from quire.log.files import LOCK_NAME, make_folder, open_file, sync_folder
+from quire.sm.snapshots.store import SNAPSHOTS_FOLDER
 
-from ..errors import ArchiveDiverges, ForeignLog, OptionRefused
+from ..errors import ArchiveDamaged, ArchiveDiverges, ForeignLog, OptionRefused
 from .manifest import (
     MANIFEST_FILE,
     MANIFEST_VERSION,
     MAX_LINE_BYTES,
     OWN_FOLDER,
     ArchiveManifest,
+    check_first_line,
     encode_line,
     manifest_stamp,
     open_manifest,
 )
 from .writer import NEW_FOLDER, Written
+
+OWN_SNAPSHOTS = f"{OWN_FOLDER}/{SNAPSHOTS_FOLDER}"
+OWN_FOLDERS = (OWN_FOLDER, NEW_FOLDER, OWN_SNAPSHOTS, f"{OWN_FOLDER}/{LOCK_NAME}")
+"""Where an archiver writes, besides the manifest and the folders of files; and what it locks."""
 
 
 class ArchiveAppender:
@@ -65,6 +72,7 @@ class ArchiveAppender:
         if held.from_index != tail.index or written.prev_crc32c != tail.crc32c:
             raise ArchiveDiverges(name, held.from_index, written.prev_crc32c, tail.crc32c)
         target = os.path.join(self.path, held.file)
+        _refuse_links(self.path, [os.path.dirname(os.path.dirname(held.file)), os.path.dirname(held.file)])
         make_folder(Path(target).parent)
         os.replace(os.path.join(self.path, written.new), target)
         sync_folder(os.path.dirname(target))
@@ -77,7 +85,7 @@ class ArchiveAppender:
         return ArchiveManifest(self.path, cluster_id, origin, [])
 
     def _append(self, line: bytes) -> None:
-        with open(os.path.join(self.path, MANIFEST_FILE), "ab", opener=open_file) as file:
+        with open(os.path.join(self.path, MANIFEST_FILE), "ab", opener=_open_own) as file:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
@@ -99,10 +107,12 @@ def open_archive(path: str) -> Generator[ArchiveAppender]:
     Raises:
         OptionRefused: the path holds something else.
         LogLocked: another process has the archive open for appending.
-        ArchiveDamaged, ArchiveGap: its manifest is damaged, or has a gap.
+        ArchiveDamaged, ArchiveGap: its manifest is damaged, or has a gap; or there is a link in place of a folder.
     """
     if os.path.exists(path) and not os.path.isdir(os.path.join(path, OWN_FOLDER)) and os.listdir(path):
         raise OptionRefused("archive", f"{path} holds something other than an archive; name another folder")
+    _refuse_links(path, OWN_FOLDERS)
+    _refuse_links(path, glob(f"{OWN_SNAPSHOTS}/*", root_dir=path))
     make_folder(Path(path, NEW_FOLDER))
     directory = FileDirectory(os.path.join(path, OWN_FOLDER))
     directory.lock()
@@ -119,15 +129,26 @@ def open_archive(path: str) -> Generator[ArchiveAppender]:
 
 def _cut_short_line(path: str) -> None:
     """Truncate the manifest after its last complete line."""
-    file = open_manifest(path)
+    file = open_manifest(path, os.O_RDWR)
     if file is None:
         return
     with file:
+        check_first_line(path, file.readline(MAX_LINE_BYTES))
         size = file.seek(0, os.SEEK_END)
         begin = max(0, size - MAX_LINE_BYTES)
         file.seek(begin)
         whole = file.read(MAX_LINE_BYTES).rfind(b"\n") + 1
-    if begin + whole < size and (whole or not begin):  # Otherwise the last line is longer than any: damage.
-        with open(os.path.join(path, MANIFEST_FILE), "r+b") as opened:
-            opened.truncate(begin + whole)
-            os.fsync(opened.fileno())
+        if begin + whole < size and (whole or not begin):  # Otherwise the last line is longer than any: damage.
+            file.truncate(begin + whole)
+            os.fsync(file.fileno())
+
+
+def _refuse_links(path: str, names: Iterable[str]) -> None:
+    """Raise ArchiveDamaged for a link among what is written below an archive's top: it may lead outside."""
+    for name in names:
+        if os.path.islink(os.path.join(path, name)):
+            raise ArchiveDamaged(path, name, "it is a link, and an archive that is appended to has none")
+
+
+def _open_own(path: str, flags: int) -> int:
+    return open_file(path, flags | os.O_NOFOLLOW)

@@ -15,13 +15,27 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from quire.log import ChainBroken, FrameHeader, FrameInvalid, PayloadInvalid, Tail, UnknownVersion, follow, walk_headers
+from quire.log import (
+    HEADER_BYTES,
+    ChainBroken,
+    FrameHeader,
+    FrameInvalid,
+    Kind,
+    PayloadInvalid,
+    Tail,
+    UnknownVersion,
+    check_system,
+    follow,
+    open_regular,
+    walk_headers,
+)
 from quire.log.packing import Skimmer
 
 from ..errors import ArchiveDamaged, ArchiveDiverges, ArchiveGap, ForeignLog, RecordsLost
 from ..origin.origin import Bounds, Origin, Stretch
 from ..origin.rows import Integers, RowBuilder, Rows
 from .manifest import ArchiveFile, ArchiveManifest, footer_crc32c, manifest_stamp
+from .pages import pages_of
 
 LEAD = "lead"
 INDEX = "index"
@@ -104,7 +118,7 @@ class ArchiveLog:
     def _check_size(self, held: ArchiveFile) -> None:
         """Raise ArchiveDamaged for a missing or truncated file, or what is no file, before anything is read."""
         try:
-            found = os.stat(os.path.join(self.name, held.file))
+            found = os.lstat(os.path.join(self.name, held.file))
         except FileNotFoundError:
             raise self._damaged(held, "it is missing") from None
         except OSError as error:
@@ -142,6 +156,8 @@ class ArchiveLog:
                     tail = follow(tail, header)
                     if tail.index > held.to_index:
                         raise FrameInvalid(f"its frame at index {header.index} goes on after its end", offset)
+                    if header.kind == Kind.SYSTEM:
+                        check_system(raw[offset + HEADER_BYTES : offset + header.size])
                     gathering.add(header, offset)
                 yield gathering.rows(stretch.from_index, stretch.to_index)
         except (pa.ArrowException, OSError, FrameInvalid, ChainBroken, PayloadInvalid, UnknownVersion) as error:
@@ -157,7 +173,10 @@ class ArchiveLog:
         path = os.path.join(self.name, held.file)
         if footer_crc32c(path) != held.footer_crc32c:
             raise self._damaged(held, "its footer fails its crc32c")
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with (
+            os.fdopen(open_regular(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as source,
+            pq.ParquetFile(source, page_checksum_verification=True) as file,
+        ):
             kinds = {field.name: field.type for field in file.schema_arrow}
             if len(kinds) != len(file.schema_arrow) or not READ_COLUMNS.items() <= kinds.items():
                 raise self._damaged(held, "it lacks a column, or has one twice")
@@ -169,9 +188,14 @@ class ArchiveLog:
                     raise self._damaged(held, f"the indices of its row group {group} are unknown")
                 if bounds.max < from_index or bounds.min >= to_index:
                     continue
-                size = sum(described.column(columns[name]).total_uncompressed_size for name in (LEAD, "value"))
-                if not 0 <= size <= MAX_GROUP_BYTES:
-                    raise self._damaged(held, f"its row group {group} has {size:,} bytes")
+                try:
+                    leads, values = (pages_of(source, described.column(columns[name])) for name in (LEAD, "value"))
+                except ValueError as error:
+                    raise self._damaged(held, f"{error}, in row group {group}") from error
+                if leads.size + values.size > MAX_GROUP_BYTES:
+                    raise self._damaged(held, f"its row group {group} has {leads.size + values.size:,} bytes")
+                if not leads.rows == values.rows == described.num_rows <= held.to_index - held.from_index:
+                    raise self._damaged(held, f"its row group {group} has another number of rows than its records")
                 table = file.read_row_group(group, columns=[LEAD, "value"], use_threads=False)
                 yield _joined(table.column(LEAD), table.column("value"))
 

@@ -45,6 +45,7 @@ FOOTER_TAIL_BYTES = 8
 """The footer's length as u32, and `PAR1`."""
 MAX_LINE_BYTES = 4 << 10
 MAX_FOOTER_BYTES = 16 << 20
+_BEGINNING = b'{"version":%d,"cluster_id":"' % MANIFEST_VERSION
 
 _FILE = re.compile(r"date=[0-9]{4}-[0-9]{2}-[0-9]{2}/segment=([0-9]{20})/([0-9]{20})-([0-9]{20})\.parquet")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -121,17 +122,43 @@ class ArchiveManifest:
             head = next(lines, None)
             if head is None:
                 raise NoLog(path, f"its {MANIFEST_FILE} is still empty")
-            version = head["version"]
-            if type(version) is not int or version != MANIFEST_VERSION:
-                raise ArchiveDamaged(path, MANIFEST_FILE, f"it has version {version!r:.20}, which is unknown here")
-            cluster_id, origin = head["cluster_id"], Tail(*head["origin"])
-            if type(cluster_id) is not str or len(cluster_id) > _MAX_ID:
-                raise ValueError(f"{cluster_id!r:.80} is not the id of a cluster")
-            _check_tail(origin)
+            cluster_id, origin = _head(path, head)
             return cls(path, cluster_id, origin, list(map(_archive_file, lines)))
         except (TypeError, KeyError, ValueError) as error:
             reason = f"a line lacks a field, or has an impossible one ({error})"
             raise ArchiveDamaged(path, MANIFEST_FILE, reason) from error
+
+
+def check_first_line(path: str, line: bytes) -> None:
+    """Check that this is how the manifest of an archive begins, even if a crash cut the line short.
+
+    Raises:
+        ArchiveDamaged: it is not.
+    """
+    try:
+        if line.endswith(b"\n"):
+            _head(path, _document(path, 1, line[:-1]))
+        elif not line.startswith(_BEGINNING[: len(line)]):
+            raise ValueError("it begins otherwise")
+    except (TypeError, KeyError, ValueError) as error:
+        raise ArchiveDamaged(path, MANIFEST_FILE, f"it is not the manifest of an archive ({error})") from error
+
+
+def _head(path: str, head: Line) -> tuple[str, Tail]:
+    """The cluster's id and the chain's end before the first frame, from the first line.
+
+    Raises:
+        ArchiveDamaged: it is of another version.
+        TypeError, KeyError, ValueError: a field is missing, of another type, or impossible.
+    """
+    version = head["version"]
+    if type(version) is not int or version != MANIFEST_VERSION:
+        raise ArchiveDamaged(path, MANIFEST_FILE, f"it has version {version!r:.20}, which is unknown here")
+    cluster_id, origin = head["cluster_id"], Tail(*head["origin"])
+    if type(cluster_id) is not str or len(cluster_id) > _MAX_ID:
+        raise ValueError(f"{cluster_id!r:.80} is not the id of a cluster")
+    _check_tail(origin)
+    return cluster_id, origin
 
 
 def is_archive(path: str) -> bool:
@@ -167,18 +194,19 @@ def _check_number(number: object, most: int) -> None:
         raise ValueError(f"{number!r:.40} is not a number from 0 to {most}")
 
 
-def open_manifest(path: str) -> BinaryIO | None:
-    """The manifest, open for reading; None if there is none.
+def open_manifest(path: str, access: int = os.O_RDONLY) -> BinaryIO | None:
+    """The manifest, open for reading, and with O_RDWR for writing; None if there is none.
 
     Raises:
-        ArchiveDamaged: it is not a regular file.
+        ArchiveDamaged: it is not a regular file, but a link, for example.
     """
     try:
-        return os.fdopen(open_regular(os.path.join(path, MANIFEST_FILE)), "rb")
+        descriptor = open_regular(os.path.join(path, MANIFEST_FILE), access | os.O_NOFOLLOW)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except NotRegularFile as error:
         raise ArchiveDamaged(path, MANIFEST_FILE, "it is not a regular file") from error
+    return os.fdopen(descriptor, "rb") if access == os.O_RDONLY else os.fdopen(descriptor, "r+b")
 
 
 def manifest_stamp(path: str) -> tuple[int, int, int] | None:
@@ -196,7 +224,7 @@ def footer_crc32c(path: str) -> int:
     Raises:
         OSError: it cannot be read, is not a regular file, or its footer is longer than MAX_FOOTER_BYTES.
     """
-    with os.fdopen(open_regular(path), "rb") as file:
+    with os.fdopen(open_regular(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - FOOTER_TAIL_BYTES))
         length = int.from_bytes(file.read(FOOTER_TAIL_BYTES)[:4], "little")

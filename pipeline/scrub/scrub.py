@@ -172,7 +172,8 @@ def _walk(piece: ScrubPiece) -> WalkedPiece:
 
 def _check_sha256(origin: ArchiveLog, stretch: Stretch, walked: WalkedPiece) -> None:
     held = origin.manifest.files[origin.manifest.place_of(stretch.from_index)]
-    with suppress(OSError), os.fdopen(open_regular(os.path.join(origin.name, held.file)), "rb") as file:
+    path = os.path.join(origin.name, held.file)
+    with suppress(OSError), os.fdopen(open_regular(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         if os.fstat(file.fileno()).st_size != held.file_bytes:
             return  # The walk says so.
         if file_digest(file, "sha256").hexdigest() != held.sha256:

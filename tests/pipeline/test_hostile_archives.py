@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,8 +17,10 @@ from crc32c import crc32c
 
 from quire.log import Kind, LogError, decode_system, encode_frame, walk_frames
 from quire.log.packing import Skimmer
+from quire.pipeline.archive.appender import open_archive
 from quire.pipeline.archive.log import ArchiveLog
 from quire.pipeline.archive.manifest import MANIFEST_FILE, ArchiveManifest, encode_line, footer_crc32c, whole_lines
+from quire.pipeline.archive.pages import pages_of
 from quire.pipeline.archive.writer import PARQUET
 from quire.pipeline.errors import ArchiveDamaged, PipelineError
 from quire.pipeline.jobs import archive, replay, scrub
@@ -262,3 +264,189 @@ def test_a_line_of_any_length_is_not_read(copy: Path, log: Path) -> None:
         ArchiveLog(str(copy))
     with pytest.raises(ArchiveDamaged, match="line 2 is longer than 4096 bytes"):
         archive(SourceOptions(path=str(log)), str(copy))
+
+
+# More than a file's bytes
+
+
+def with_values(place: Path, table: Callable[[int], pa.Table], **options: Any) -> None:
+    """Replace the first file by one with another table of as many rows."""
+    path = first_file(place)
+    rows = pq.ParquetFile(path).metadata.num_rows
+    made = table(rows)
+    with pq.ParquetWriter(path, made.schema, store_schema=False, **(PARQUET | options)) as writer:
+        writer.write_table(made, row_group_size=rows)
+    restate(place, path)
+
+
+def repeated(rows: int) -> pa.Table:
+    """A table of one value of 1 MiB in a dictionary, which each row refers to."""
+    values = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([bytes(1 << 20)], pa.binary()))
+    leads = pa.array([b"h"] + [b""] * (rows - 1), pa.binary())
+    return pa.table({"index": pa.array(range(rows), pa.int64()), "lead": leads, "value": values})
+
+
+def absent(rows: int) -> pa.Table:
+    nulls = pa.nulls(rows, pa.binary())
+    return pa.table({"index": pa.array(range(rows), pa.int64()), "lead": nulls, "value": nulls})
+
+
+def test_a_dictionary_of_long_values_is_damage_and_is_not_read(copy: Path) -> None:
+    with_values(copy, repeated, use_dictionary=["value"], dictionary_pagesize_limit=64 << 20)
+    assert first_file(copy).stat().st_size < 10_000
+
+    pool = pa.default_memory_pool()
+    before = pool.bytes_allocated()
+    with pytest.raises(ArchiveDamaged, match="encoded in another way than an archive's, in row group 0"):
+        read(copy)
+    assert pool.bytes_allocated() - before < 1 << 20
+
+
+def test_rows_without_bytes_are_damage(copy: Path) -> None:
+    with_values(copy, absent)
+
+    with pytest.raises(ArchiveDamaged, match="a page has an impossible size"):
+        read(copy)
+
+
+def test_a_column_that_is_compressed_otherwise_is_damage(copy: Path) -> None:
+    path = first_file(copy)
+    options: dict[str, Any] = PARQUET | {"compression": "gzip"}
+    pq.write_table(pq.ParquetFile(path).read(), path, **options)
+    restate(copy, path)
+
+    with pytest.raises(ArchiveDamaged, match="compressed or encoded in another way"):
+        read(copy)
+
+
+class Column(NamedTuple):
+    """A column as a footer describes it."""
+
+    data_page_offset: int
+    total_compressed_size: int
+    num_values: int
+    compression: str = "ZSTD"
+    has_dictionary_page: bool = False
+
+
+def column_of(path: Path, name: str) -> Any:
+    file = pq.ParquetFile(path)
+    return file.metadata.row_group(0).column(file.schema_arrow.get_field_index(name))
+
+
+def test_a_footer_that_hides_a_dictionary_is_found_out_by_the_pages(copy: Path) -> None:
+    with_values(copy, repeated, use_dictionary=["value"], dictionary_pagesize_limit=64 << 20)
+    told = column_of(first_file(copy), "value")
+    pages = told.data_page_offset - told.dictionary_page_offset
+    for column in (
+        Column(told.dictionary_page_offset, told.total_compressed_size, told.num_values),
+        Column(told.data_page_offset, told.total_compressed_size - pages, told.num_values),
+    ):
+        with first_file(copy).open("rb") as file, pytest.raises(ValueError, match="another way than an archive's"):
+            pages_of(file, column)
+
+
+def test_the_pages_are_those_of_the_footer(copy: Path) -> None:
+    told = column_of(first_file(copy), "value")
+    place, size, count = told.data_page_offset, told.total_compressed_size, told.num_values
+    with first_file(copy).open("rb") as file:
+        assert pages_of(file, told).rows == count
+        assert pages_of(file, told).size <= told.total_uncompressed_size
+        for column in (
+            Column(place, size, count - 1),
+            Column(place, size - 1, count),
+            Column(place, size + 1, count),
+            Column(place + 1, size - 1, count),
+            Column(place, 0, count),
+            Column(1 << 40, size, count),
+        ):
+            with pytest.raises(ValueError, match=r"page|column"):
+                pages_of(file, column)
+
+
+def test_a_row_group_of_more_rows_than_its_file_has_records_is_damage(copy: Path) -> None:
+    path = first_file(copy)
+    table = pq.ParquetFile(path).read()
+    pq.write_table(pa.concat_tables([table, table]), path, **PARQUET)
+    restate(copy, path)
+
+    with pytest.raises(ArchiveDamaged, match="its row group 0 has another number of rows"):
+        read(copy)
+
+
+# Links
+
+
+def as_link(path: Path, outside: Path) -> None:
+    path.rename(outside)
+    path.symlink_to(outside)
+
+
+@pytest.mark.parametrize("text", ["keep\nhalf a line", "half a line", "", "{}", '{"version":1,"cluster_id":"x'])
+def test_a_manifest_that_is_a_link_is_neither_read_nor_written(log: Path, tmp_path: Path, text: str) -> None:
+    place, outside = tmp_path / "archive", tmp_path / "outside"
+    (place / MANIFEST_FILE).parent.mkdir(parents=True)
+    outside.write_text(text)
+    (place / MANIFEST_FILE).symlink_to(outside)
+
+    for job in (lambda: archive(SourceOptions(path=str(log)), str(place)), lambda: read(place)):
+        with pytest.raises(ArchiveDamaged, match="it is not a regular file"):
+            job()
+
+    assert outside.read_text() == text
+
+
+def test_a_line_is_not_appended_through_a_link(copy: Path, tmp_path: Path) -> None:
+    with open_archive(str(copy)) as keeper:
+        as_link(copy / MANIFEST_FILE, tmp_path / "outside")
+        before = (tmp_path / "outside").read_bytes()
+        with pytest.raises(OSError, match="symbolic links"):
+            keeper._append(b"a line")  # pyright: ignore[reportPrivateUsage]
+
+    assert (tmp_path / "outside").read_bytes() == before
+
+
+@pytest.mark.parametrize("text", [b"keep\nhalf a line", b"half a line", b"{}", b'{"version":1}\nhalf'])
+def test_what_is_no_manifest_is_not_cut(log: Path, tmp_path: Path, text: bytes) -> None:
+    manifest = tmp_path / "archive" / MANIFEST_FILE
+    manifest.parent.mkdir(parents=True)
+    manifest.write_bytes(text)
+
+    with pytest.raises(ArchiveDamaged):
+        archive(SourceOptions(path=str(log)), str(tmp_path / "archive"))
+
+    assert manifest.read_bytes() == text
+
+
+@pytest.mark.parametrize("folder", ["_quire", "_quire/new", "_quire/lock", "_quire/snapshots", "_quire/snapshots/*"])
+def test_no_link_leads_an_archiver_outside(copy: Path, log: Path, tmp_path: Path, folder: str) -> None:
+    path = min(copy.glob(folder))
+    as_link(path, tmp_path / "outside")
+
+    with pytest.raises(ArchiveDamaged, match=r"it is a link, and an archive that is appended to has none"):
+        archive(SourceOptions(path=str(log)), str(copy))
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_no_file_is_added_to_a_folder_that_is_a_link(made: Path, log: Path, tmp_path: Path, depth: int) -> None:
+    place, outside = tmp_path / "archive", tmp_path / "outside"
+    outside.mkdir()
+    parents = Path(str(lines_of(made)[1]["file"])).parents
+    folder = place / parents[1 - depth]
+    folder.parent.mkdir(parents=True)
+    (place / "_quire").mkdir()
+    folder.symlink_to(outside)
+
+    with pytest.raises(ArchiveDamaged, match="it is a link"):
+        archive(SourceOptions(path=str(log)), str(place))
+
+    assert not list(outside.iterdir())
+
+
+def test_a_file_that_is_a_link_is_damage_and_the_archive_s_own_folder_may_be_one(copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(copy)
+    assert read(tmp_path / "link") == 300
+    as_link(first_file(copy), tmp_path / "outside")
+    with pytest.raises(ArchiveDamaged, match="it is not a regular file"):
+        read(tmp_path / "link")
+    assert not scrub([str(copy)]).is_whole
