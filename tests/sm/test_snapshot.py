@@ -392,7 +392,8 @@ def test_a_cursor_that_no_program_wrote_is_damage() -> None:
     for text in NO_TEXTS:
         damage([6, [[text, 1, 0, b""]]])
         damage([6, [["c", 1, 0, b"", text]]])
-    for row in (["c", 1, 0], ["c", 1, 0, b"", "owner", "x"], [], 1, "c100", {}):
+    rows: list[object] = [["c", 1, 0], ["c", 1, 0, b"", "owner", "x"], [], 1, "c100", {}]
+    for row in rows:
         damage([6, [row]])
 
 
