@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar, TypeVarTuple
 
@@ -70,6 +71,8 @@ _Ts = TypeVarTuple("_Ts")
 
 class _Unpacker(Protocol):
     """What a skimmer needs of the library's unpacker."""
+
+    def unpack(self) -> object: ...
 
     def feed(self, buffer: bytes | memoryview, /) -> None: ...
 
@@ -201,8 +204,12 @@ class Skimmer:
     Positions count all bytes fed to this skimmer: `feed` returns the position where its buffer begins.
     """
 
-    def __init__(self) -> None:
-        self._unpacker = _new_unpacker(max_buffer_size=0)
+    def __init__(self, ext_hook: Callable[[int, bytes], object] | None = None, size: int = 0) -> None:
+        """`ext_hook` makes the ext types of values that are unpacked. `size`: so many bytes will be fed, if known."""
+        self._new = partial(
+            _new_unpacker, max_buffer_size=0, read_size=size, strict_map_key=False, ext_hook=ext_hook or _refuse_ext
+        )
+        self._unpacker = self._new()
 
     def feed(self, buffer: bytes | memoryview) -> int:
         """Continue in `buffer`; return the position of its first byte.
@@ -228,6 +235,14 @@ class Skimmer:
         """
         return self._guarded(self._passed, count)
 
+    def value(self, skipped: int = 0) -> object:
+        """Skip so many values and unpack the next one, without a check of its depth, as `unpack_trusted`.
+
+        Raises:
+            PayloadInvalid: there are fewer values, or it has invalid UTF-8.
+        """
+        return self._guarded(self._unpacked, skipped)
+
     @property
     def position(self) -> int:
         """Position where the next value begins."""
@@ -238,6 +253,12 @@ class Skimmer:
         self._unpacker.feed(buffer)
         return start
 
+    def _unpacked(self, skipped: int) -> object:
+        skip = self._unpacker.skip
+        for _ in repeat(None, skipped):
+            skip()
+        return self._unpacker.unpack()
+
     def _passed(self, count: int) -> list[int]:
         skip, tell = self._unpacker.skip, self._unpacker.tell
         # `skip` returns None, so the condition holds for each: a loop without a line of bytecode for its body.
@@ -247,7 +268,7 @@ class Skimmer:
         try:
             return step(*arguments)
         except _FAULTS as error:
-            self._unpacker = _new_unpacker(max_buffer_size=0)
+            self._unpacker = self._new()
             raise PayloadInvalid(f"cannot be skimmed: {type(error).__name__}: {error}") from error
 
 

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .errors import PayloadInvalid
 from .frames import Frame, FrameHeader, Kind
 from .packing import (
     RESERVED_EXT_TYPES,
     ExtType,
+    Skimmer,
     Value,
     all_plain,
     check_containers,
@@ -256,23 +257,24 @@ def stored_records(frame: Frame, positions: slice = slice(None)) -> list[StoredR
 def each_stored_record(frame: Frame, positions: slice = slice(None)) -> Iterator[StoredRecord]:
     """Return an iterator of a frame's records, or some of them, with index, headers, session and sequence.
 
-    All are unpacked at once, but each is made into a `StoredRecord` when it is asked for.
+    A record is unpacked when it is asked for, and those that are not chosen never are: they are passed over, so only
+    the format of what was asked for is known to be right. `positions` go up.
 
     Raises:
-        PayloadInvalid: the payload breaks the format of its kind.
+        PayloadInvalid: the payload breaks the format of its kind; also when a record is asked for.
     """
     header = frame.header
-    runs, values = _runs_and_values(frame)
     chosen = range(header.count)[positions]
+    runs, values = _runs_and_values(frame, chosen)
     if len(runs) == 1:
-        return map(partial(_stored, header, runs[0], 0), chosen, values[positions])
+        return map(partial(_stored, header, runs[0], 0), chosen, values)
     ends = list(accumulate(run.count for run in runs))
 
     def of_run(position: int, value: Value | Record) -> StoredRecord:
         at = bisect_right(ends, position)
         return _stored(header, runs[at], ends[at] - runs[at].count, position, value)
 
-    return map(of_run, chosen, values[positions])
+    return map(of_run, chosen, values)
 
 
 def stored_record(frame: Frame, index: int) -> StoredRecord:
@@ -281,35 +283,47 @@ def stored_record(frame: Frame, index: int) -> StoredRecord:
     Raises:
         PayloadInvalid: the payload breaks the format of its kind.
     """
-    header, payload = frame
-    position = index - header.index
-    if header.kind == Kind.RECORDS:
-        # The common case: no `Record` is made for the other values.
-        value = _array(unpack_trusted(payload, _record_of_ext), header.count)[position]
-        return _stored(header, Run(header.session, header.sequence, header.count), 0, position, value)
-    runs, values = _runs_and_values(frame)
-    run_start = 0
-    for run in runs:
-        if position < run_start + run.count:
-            return _stored(header, run, run_start, position, values[position])
-        run_start += run.count
-    raise PayloadInvalid(f"no run holds index {index}")
+    position = index - frame.header.index
+    return next(each_stored_record(frame, slice(position, position + 1)))
 
 
-def _runs_and_values(frame: Frame) -> tuple[list[Run], Sequence[Value | Record]]:
-    """The runs of a frame of any kind, and its values; those with headers are `Record`s."""
+def _runs_and_values(frame: Frame, chosen: range) -> tuple[list[Run], Iterable[Value | Record]]:
+    """The runs of a frame of any kind, and its values at the chosen positions; those with headers are `Record`s."""
     header, payload = frame
     only_run = Run(header.session, header.sequence, header.count)
     match Kind(header.kind):
         case Kind.RECORDS:
-            return [only_run], _array(unpack_trusted(payload, _record_of_ext), header.count)
+            return [only_run], _values(_skimmer(payload), payload, header.count, chosen)
         case Kind.RUNS:
-            return _decode_runs(payload, header.count, _record_of_ext)
+            skimmer = _skimmer(payload)
+            if skimmer.array() != 2:
+                raise PayloadInvalid("is not one array of 2 values")
+            runs = _runs(skimmer.value(), header.count)
+            return runs, _values(skimmer, payload, header.count, chosen)
         case Kind.BLOB:
             metadata, value = decode_blob(payload)
             return [only_run], [Record(value, metadata or None)]
         case Kind.SYSTEM:
             return [only_run], [decode_system(payload)]
+
+
+def _skimmer(payload: bytes) -> Skimmer:
+    skimmer = Skimmer(_record_of_ext, len(payload))
+    skimmer.feed(payload)
+    return skimmer
+
+
+def _values(skimmer: Skimmer, payload: bytes, count: int, chosen: range) -> Iterator[Value | Record]:
+    """The chosen ones of the array of `count` values that begins here and ends the payload."""
+    if skimmer.array() != count:
+        raise PayloadInvalid(f"is not one array of {count} values")
+    at = 0
+    for position in chosen:
+        value: Any = skimmer.value(position - at)
+        at = position + 1
+        if at == count and skimmer.position != len(payload):
+            raise PayloadInvalid("is not exactly one msgpack value")
+        yield value
 
 
 def _stored(header: FrameHeader, run: Run, run_start: int, position: int, value: Value | Record) -> StoredRecord:

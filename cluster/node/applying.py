@@ -313,9 +313,7 @@ class Applying:
     def stop(self) -> None:
         """Stop applying: the log is about to be closed."""
         self._is_stopped = True
-        reads, self._reads = self._reads, []
-        for read in reads:
-            read.told(None, NodeStopping())
+        self._end_reads()
         if self._thread is not None:
             self._thread.end()
 
@@ -504,7 +502,7 @@ class Applying:
     # Reads
 
     def _answer_reads(self, until: float) -> None:
-        """Answer those that wait. Those on the loop that are not answered until then come after the next frame."""
+        """Answer those that wait, for a slice of time: `until` on the loop. The others come after the next frame."""
         if not all(read.on_loop for read in self._reads) and not self._start_thread():
             return
         reads, self._reads = self._reads, []
@@ -519,17 +517,30 @@ class Applying:
         if slow and self._thread is not None:
             self._is_reading = self._has_read = True
 
-            def read_all() -> list[tuple[Any, BaseException | None]]:
-                return [read.outcome(applier) for read in slow]
+            def read_some() -> list[tuple[Any, BaseException | None]]:
+                slice_end, outcomes = time.monotonic() + SLICE_S, [slow[0].outcome(applier)]
+                for read in slow[1:]:
+                    if time.monotonic() > slice_end:
+                        break
+                    outcomes.append(read.outcome(applier))
+                return outcomes
 
             def was_read(outcomes: list[tuple[Any, BaseException | None]], _: BaseException | None) -> None:
-                for read, outcome in zip(slow, outcomes, strict=True):
+                for read, outcome in zip(slow, outcomes, strict=False):
                     read.told(*outcome)
+                self._reads[:0] = slow[len(outcomes) :]
+                if self._is_stopped:
+                    self._end_reads()
                 if applier is self.applier:
                     self._is_reading = False
-                    self._go_on()
+                self._go_on()
 
-            self._thread.run(read_all, was_read)
+            self._thread.run(read_some, was_read)
+
+    def _end_reads(self) -> None:
+        reads, self._reads = self._reads, []
+        for read in reads:
+            read.told(None, NodeStopping())
 
     def _wake(self) -> None:
         refusal = self.applier.refusal

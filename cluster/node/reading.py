@@ -9,7 +9,7 @@ from enum import StrEnum
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
-from quire.log import Bounds, FrameCorrupt, IndexExpired, Log, ResourcesExhausted, StoredRecord, wall_clock
+from quire.log import Bounds, Frame, FrameCorrupt, IndexExpired, Log, ResourcesExhausted, wall_clock
 from quire.replication import Replica
 from quire.sm import Applier, ApplyFailed, Refused
 
@@ -77,8 +77,8 @@ class Reading:
         """The visible range, [lowest_index, highest_index)."""
         return Bounds(self._log.bounds.lowest_index, min(self._replica.core.commit_index, self._log.durable_index))
 
-    def read(self, index: int) -> StoredRecord:
-        """The record at `index`.
+    def frame(self, index: int) -> Frame:
+        """The frame that holds the record at `index`.
 
         Raises:
             OutOfBounds, NotCommitted, Expired, CorruptHere: it cannot be read here.
@@ -92,7 +92,7 @@ class Reading:
         if index >= bounds.highest_index:
             raise NotCommitted(index, bounds.highest_index)
         try:
-            return self._log.read(index)
+            return self._log.reader.frame(index)
         except IndexExpired as error:
             raise Expired(index, error.lowest) from error
         except FrameCorrupt as error:
@@ -132,7 +132,7 @@ class Reading:
         """The machine's answer to a request, as fresh as `consistency` requires (rule 12); for None, its whole state.
 
         A leader answers only once its machine has applied everything that was committed before it led. `allowed` is for
-        a local read. It is checked again when the answer is ready, since the read may have waited for a frame.
+        a local read. Either is checked again when the answer is ready: it may have waited for its turn, or a frame.
 
         The result is what `encode` returns. It is called before the machine can change its answer, in the machine's own
         thread if it has one. `turn` is awaited right before the machine is asked.
@@ -172,8 +172,7 @@ class Reading:
 
         await turn()
         encoded = await self._applying.at_boundary(ask)
-        if consistency is Consistency.LOCAL:
-            self._refuse_older_than(allowed, applied_index)
+        self._refuse_outdated(consistency, allowed, applied_index)
         return encoded
 
     async def caught_up(self) -> None:
@@ -190,6 +189,17 @@ class Reading:
             await self._applying.reached(led_from + 1)
         if (error := self._leadership.not_leader()) is not None:
             raise error
+
+    def _refuse_outdated(self, consistency: Consistency, allowed: Staleness, applied_index: int) -> None:
+        """Refuse an answer, given at `applied_index`, that is not as fresh as it was when the read began."""
+        if consistency is Consistency.LOCAL:
+            self._refuse_older_than(allowed, applied_index)
+        elif consistency is Consistency.LEADER:
+            if (error := self._leadership.not_leader()) is not None:
+                raise error
+            led_from = self._leadership.leading_from
+            if led_from is not None and applied_index <= led_from:  # It lost its lead meanwhile, and led again.
+                raise StateUnavailable("the leadership changed during the read")
 
     async def linearize(self) -> None:
         """Return when the machine has applied everything that was acknowledged before this call (rule 12).

@@ -319,6 +319,57 @@ async def test_reads_do_not_hold_up_a_machine_with_a_thread_for_good() -> None:
 
 
 @pytest.mark.asyncio
+async def test_reads_in_the_machine_s_thread_take_a_slice_of_time_and_then_a_frame_is_applied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log, node, machine, clock = a_log([1], [2], [3]), Told(), Sum(), Clock()
+    monkeypatch.setattr(module, "time", clock)
+    applying = applying_of(log, Applier(machine), node)
+
+    def slow_read(applier: Applier) -> int:
+        clock.now += 2 * module.SLICE_S
+        return applier.applied_index
+
+    applying.apply_to(3)
+    await until(lambda: machine.threads)
+    reads = [asyncio.create_task(applying.at_boundary(slow_read)) for _ in range(6)]
+    await asyncio.sleep(0)
+    machine.go.release(3)
+    async with asyncio.timeout(DEADLINE_S):
+        assert await asyncio.gather(*reads) == [1, 2, 3, 3, 3, 3]
+    assert node.results == [1, 3, 6]
+
+
+@pytest.mark.asyncio
+async def test_reads_that_are_left_when_the_slice_ends_are_refused_by_a_node_that_stops_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log, node, machine, clock = a_log([1]), Told(), Sum(), Clock()
+    monkeypatch.setattr(module, "time", clock)
+    applying = applying_of(log, Applier(machine), node)
+    entered = threading.Event()
+
+    def slow_read(_: Applier) -> str:
+        clock.now += 2 * module.SLICE_S
+        entered.set()
+        machine.go.acquire()
+        return "read"
+
+    applying.apply_to(1)
+    await until(lambda: machine.threads)
+    reads = [asyncio.create_task(applying.at_boundary(slow_read)) for _ in range(3)]
+    await asyncio.sleep(0)
+    machine.go.release()
+    await until(entered.is_set)
+    applying.stop()
+    machine.go.release()
+    async with asyncio.timeout(DEADLINE_S):
+        first, *left = await asyncio.gather(*reads, return_exceptions=True)
+    assert first == "read"
+    assert [type(error) for error in left] == [NodeStopping] * 2
+
+
+@pytest.mark.asyncio
 async def test_a_failure_in_the_thread_stops_applying_and_tells_all_who_wait() -> None:
     log, node, machine = a_log([1, "fail", 2]), Told(), Sum()
     applying = applying_of(log, Applier(machine), node)

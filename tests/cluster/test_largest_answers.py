@@ -1,7 +1,8 @@
 """Every route is asked for its largest answer 200 times at once: no turn of the loop does too much, no leader falls.
 
 What was done is counted where it is done: rows that are made, bytes that are encoded and bytes that are sent, in each
-turn of the loop. A route that is new must be added to LARGEST.
+turn of the loop; of records also the frames that are read, their bytes, and those that are unpacked or passed over.
+A route that is new must be added to LARGEST.
 """
 
 import asyncio
@@ -20,11 +21,15 @@ from quire.cluster.http.admission.authorization import Route
 from quire.cluster.http.admission.slow_callers import SENDING_COST
 from quire.cluster.http.admission.turns import BYTES_IN_TURN, ROWS_IN_TURN
 from quire.cluster.http.app import ROUTES
+from quire.cluster.http.bodies import RAW_FRAMES
 from quire.cluster.http.routes import cluster as cluster_route
 from quire.cluster.http.routes import cursors, ranges, status
 from quire.cluster.http.routes.cursors import PAGE_CURSORS
 from quire.cluster.http.routes.sessions import PAGE_SESSIONS
+from quire.cluster.node.reading import Reading
 from quire.cluster.node.views.metrics import Metrics
+from quire.log import cut_frames, payload
+from quire.log.packing import Skimmer
 from quire.sm.machines.kv import VALUE_BYTES, WHOLE_KEYS
 from tests.cluster.running import RunningCluster, running_cluster
 from tests.cluster.test_reading_turns import CountedTurns
@@ -32,6 +37,7 @@ from tests.cluster.test_reading_turns import CountedTurns
 pytestmark = pytest.mark.full
 
 ASKED_AT_ONCE = 200
+FEWER_AT_ONCE = 50
 MARGIN = 2
 """What is counted as one turn here may be parts of two."""
 BATCH = 10_000
@@ -89,6 +95,17 @@ LARGEST = {
 }
 
 
+SOME_OF_MANY = {
+    "a record of a long frame": Largest("/records/{deep}"),
+    "a few records of a long frame": Largest("/records?from={deep}&to={deeper}"),
+    "a shard of long frames that matches nothing": Largest("/records?from={first}&shard=65000/65536"),
+    "short frames, of which none is given": Largest("/records?from=1&to={first}"),
+    "a long poll for what is not there": Largest("/records?from=1&to={first}&wait_ms=60000"),
+    "short frames as they are": Largest("/records?from=1", headers={"Accept": RAW_FRAMES}),
+}
+"""Requests that look at more than they answer with."""
+
+
 class Counted:
     """What was done for callers, by turn of the loop: the amounts of each kind, a number for each piece."""
 
@@ -97,6 +114,9 @@ class Counted:
         self.rows: dict[int, list[int]] = defaultdict(list)
         self.encoded: dict[int, list[int]] = defaultdict(list)
         self.sent: dict[int, list[int]] = defaultdict(list)
+        self.read: dict[int, list[int]] = defaultdict(list)
+        self.unpacked: dict[int, list[int]] = defaultdict(list)
+        self.frames: dict[int, list[int]] = defaultdict(list)
 
     def of(self, kind: dict[int, list[int]], made: Callable[..., Any], amount: Callable[[Any], int]) -> Any:
         """The same function, whose results are counted."""
@@ -105,6 +125,15 @@ class Counted:
             result = made(*arguments, **named)
             kind[self.turns.number].append(amount(result))
             return result
+
+        return counted
+
+    def of_given(self, kind: dict[int, list[int]], made: Callable[..., Any]) -> Any:
+        """The same function; the bytes that it is given are counted."""
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            kind[self.turns.number].append(sum(len(given) for given in arguments if isinstance(given, bytes)))
+            return made(*arguments, **named)
 
         return counted
 
@@ -144,7 +173,9 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[tu
         snapshot = await cluster.ask("n1", "POST", "/admin/snapshot", b"")
         assert snapshot.status == 200, snapshot
         session, index = opened[-1].document["session"], snapshot.document["index"]
-        yield cluster, {"session": session, "large": large["index"], "snapshot": index}
+        # The puts of the last batch end before the snapshot.
+        names = {"first": large["index"] + 2, "deep": index - BATCH // 2, "deeper": index - BATCH // 2 + 3}
+        yield cluster, {"session": session, "large": large["index"], "snapshot": index, **names}
 
 
 @pytest.fixture
@@ -162,6 +193,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     count(cursors, "wall_clock", found.rows, lambda _: 1)  # Once for each cursor.
     for module in (status, cluster_route, members):
         count(module, "node_status", found.rows, lambda _: status.STATUS_ROWS)
+    count(Reading, "read_frames", found.read, lambda read: len(read[0]))
+    count(Reading, "read_frames", found.frames, lambda read: sum(1 for _ in cut_frames(read[0])))
+    for owner, name in ((Skimmer, "feed"), (payload, "unpack_trusted")):
+        monkeypatch.setattr(owner, name, found.of_given(found.unpacked, getattr(owner, name)))
     monkeypatch.setattr(web.StreamResponse, "write", found.of_write(web.StreamResponse.write))
     return found
 
@@ -171,10 +206,30 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
 async def test_two_hundred_largest_answers_at_once_hold_no_turn_and_depose_nobody(
     route: Route, running: tuple[RunningCluster, dict[str, int]], counted: Counted
 ) -> None:
+    await ask_at_once(running, route.method, LARGEST[f"{route.method} {route.path}"], counted)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("asked", SOME_OF_MANY.values(), ids=SOME_OF_MANY)
+async def test_what_is_read_and_passed_over_is_done_in_turns_too(
+    asked: Largest, running: tuple[RunningCluster, dict[str, int]], counted: Counted
+) -> None:
+    await ask_at_once(running, "GET", asked, counted, FEWER_AT_ONCE)
+
+    assert most_beside_one(counted.unpacked) <= MARGIN * BYTES_IN_TURN
+
+
+async def ask_at_once(
+    running: tuple[RunningCluster, dict[str, int]],
+    method: str,
+    asked: Largest,
+    counted: Counted,
+    times: int = ASKED_AT_ONCE,
+) -> None:
     cluster, names = running
-    asked = LARGEST[f"{route.method} {route.path}"]
     url = cluster.url("n1") + asked.path.format_map(names)
     body = None if asked.document is None else orjson.dumps(asked.document)
+    headers = asked.headers if body is None else JSON
     epochs = {node_id: node.node.leadership.role.epoch for node_id, node in cluster.nodes.items()}
 
     async with (
@@ -183,17 +238,19 @@ async def test_two_hundred_largest_answers_at_once_hold_no_turn_and_depose_nobod
     ):
 
         async def ask() -> int:
-            async with session.request(route.method, url, data=body, headers={} if body is None else JSON) as answer:
+            async with session.request(method, url, data=body, headers=headers) as answer:
                 await answer.read()
                 return answer.status
 
-        statuses = Counter(await asyncio.gather(*(ask() for _ in range(ASKED_AT_ONCE))))
+        statuses = Counter(await asyncio.gather(*(ask() for _ in range(times))))
 
     assert not {500, 503, 504} & statuses.keys(), statuses
     assert statuses[200] or statuses.keys() & {400, 404, 409}, statuses
     assert most_beside_one(counted.rows) <= MARGIN * ROWS_IN_TURN
     assert most_beside_one(counted.encoded) <= MARGIN * BYTES_IN_TURN
     assert most_beside_one(counted.sent) <= MARGIN * BYTES_IN_TURN * SENDING_COST
+    assert most_beside_one(counted.read) <= MARGIN * BYTES_IN_TURN * SENDING_COST
+    assert most_beside_one(counted.frames) <= MARGIN * ROWS_IN_TURN
     assert {node_id: node.node.leadership.role.epoch for node_id, node in cluster.nodes.items()} == epochs
     assert cluster.nodes["n1"].node.leadership.is_leader
 

@@ -10,6 +10,7 @@ from quire.cluster.errors import NoLeader, ResourcesExhaustedError, StateUnavail
 from quire.cluster.node.applying import Applying, Visibility
 from quire.cluster.node.reading import Consistency, Reading, Staleness
 from quire.log import Log
+from quire.log.payload import stored_record
 from quire.log.simulated import Disk
 from quire.replication.lag import NO_APPLY_LAG, NO_LAG, ApplyLag, Lag
 from quire.sm import Applier, ArithmeticMachine
@@ -62,12 +63,12 @@ def test_a_read_that_finds_no_descriptor_is_refused_for_now() -> None:
 
     disk.exhausted = True
     with pytest.raises(ResourcesExhaustedError):
-        reading.read(0)
+        reading.frame(0)
     with pytest.raises(ResourcesExhaustedError):
         reading.read_frames(0, 1 << 20)
 
     disk.exhausted = False
-    assert reading.read(0).value == 0
+    assert stored_record(reading.frame(0), 0).value == 0
     assert reading.read_frames(0, 1 << 20)[1] > 0
 
 
@@ -178,3 +179,18 @@ async def test_a_leader_s_read_that_waited_beyond_its_leadership_is_refused() ->
 
     with pytest.raises(NoLeader):
         await waiting
+
+
+@pytest.mark.parametrize("led_from", [None, 9], ids=["deposed", "led again"])
+async def test_a_leader_s_read_is_refused_if_another_led_while_it_waited_for_its_turn(led_from: int | None) -> None:
+    replica = Committed(7)
+    replica.leading_from = 6
+    reading, applying = reading_of(replica)
+    applying.applier.applied_index = 7
+
+    async def turn() -> None:
+        replica.leading_from = led_from
+        replica.refusals = [NoLeader()] if led_from is None else []
+
+    with pytest.raises(NoLeader if led_from is None else StateUnavailable):
+        await reading.query(None, Consistency.LEADER, Staleness(), lambda found: found, turn)

@@ -149,6 +149,39 @@ async def test_a_request_that_has_begun_is_ended_before_the_next_one_of_its_shar
         assert callers.names == [*"aaa", *"bbb", *"ccc"]
 
 
+async def test_a_request_waits_behind_older_ones_of_its_share_and_not_behind_newer_ones_that_have_begun() -> None:
+    async with Callers() as callers:
+
+        async def write() -> None:
+            while True:  # A write has been executed, so it is not refused: it has begun.
+                await callers.work("write", begun=True).turn(ROWS_IN_TURN)
+                callers.done.append((callers.counted.number, "write", ROWS_IN_TURN))
+
+        writers = [asyncio.create_task(write()) for _ in range(3)]
+        await until(lambda: len(callers.turns) == len(writers))
+        one = asyncio.create_task(callers.ask("one", ROWS_IN_TURN))
+        await until(lambda: len(callers.done) > 10 or one.done())
+        for task in (*writers, one):
+            task.cancel()
+        await asyncio.gather(*writers, one, return_exceptions=True)
+
+        assert "one" in callers.names[:5]
+
+
+async def test_pieces_of_one_request_may_wait_at_the_same_time_and_go_one_after_the_other() -> None:
+    async with Callers() as callers:
+        work = callers.work("one")
+
+        async def piece(name: str) -> None:
+            await work.turn(ROWS_IN_TURN)
+            callers.done.append((callers.counted.number, name, ROWS_IN_TURN))
+
+        await asyncio.gather(*map(piece, "abcd"))
+
+        assert callers.names == [*"abcd"]
+        assert callers.rows_of_turns() == [ROWS_IN_TURN] * 4
+
+
 async def test_so_many_requests_of_a_route_wait_and_of_one_share_half_of_them() -> None:
     async with Callers() as callers:
         first = asyncio.create_task(callers.ask("first", ROWS_IN_TURN))

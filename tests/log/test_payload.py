@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.log import Frame, Kind, PayloadInvalid, encode_frame, stored_records, walk_frames
+from quire.log import Frame, Kind, PayloadInvalid, each_stored_record, encode_frame, pack, stored_records, walk_frames
 from quire.log.packing import array_head
 from quire.log.payload import (
     Record,
@@ -45,6 +45,37 @@ def test_some_records_of_a_frame_are_those_that_stand_there(kind: Kind, position
     whole = [stored_record(held, index) for index in range(40, 40 + held.header.count)]
 
     assert stored_records(held, positions) == whole[positions]
+
+
+@pytest.mark.parametrize("is_of_runs", [False, True])
+def test_a_record_is_read_without_unpacking_those_beside_it(is_of_runs: bool) -> None:
+    broken = b"\xa1\xff"  # A text that is no UTF-8: it cannot be unpacked, but passed over.
+    records = array_head(4) + broken + pack("wanted") + broken + pack("last")
+    payload = array_head(2) + pack([[7, 1, 4]]) + records if is_of_runs else records
+    kind = Kind.RUNS if is_of_runs else Kind.RECORDS
+    [held] = walk_frames(
+        encode_frame(index=40, epoch=1, timestamp=1, count=4, prev_crc32c=0, kind=kind, payload=payload)
+    )
+
+    assert stored_record(held, 41).value == "wanted"
+    assert [record.value for record in stored_records(held, slice(1, 4, 2))] == ["wanted", "last"]
+    each = each_stored_record(held, slice(1, None))
+    assert next(each).index == 41
+    with pytest.raises(PayloadInvalid):
+        next(each)
+
+
+@pytest.mark.parametrize("behind", [b"", b"\x00"], ids=["cut short", "too long"])
+@pytest.mark.parametrize("kind", [Kind.RECORDS, Kind.RUNS])
+def test_a_payload_that_is_not_exactly_its_records_is_invalid(kind: Kind, behind: bytes) -> None:
+    payload, count = FRAMES[kind]
+    wrong = payload + behind if behind else payload[:-1]
+    [held] = walk_frames(
+        encode_frame(index=40, epoch=1, timestamp=1, count=count, prev_crc32c=0, kind=kind, payload=wrong)
+    )
+
+    with pytest.raises(PayloadInvalid):
+        stored_records(held)
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 65_535, 65_536, 1 << 20])

@@ -5,9 +5,9 @@ one turn of the loop, and the heartbeats would be late. So each piece of such wo
 many rows and bytes as it has. What does not fit waits for a later turn. A piece that is larger than the budget goes
 alone. After a turn that took long, as with such a piece, the loop has as much time for everything else.
 
-Shares take turns: a token's name is one, or else an address, or a member that forwards. Within a share, requests that
-have begun go first, then the oldest. So many requests of a route may wait, and for so long, before they begin; one that
-has begun is never refused.
+Shares take turns: a token's name is one, or else an address, or a member that forwards. Within a share, the oldest
+request goes first. So many requests of a route may wait, and for so long, before they begin; one that has begun is
+never refused.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class Turns:
         """`clock` gives monotonic seconds, `cpu` the CPU time of the loop's thread in seconds."""
         self.clock = clock
         self._cpu = cpu
-        self._queues: dict[str, list[tuple[bool, int, _Waiting]]] = {}  # By share: the first one is served next.
+        self._queues: dict[str, list[tuple[int, int, _Waiting]]] = {}  # By share: the first one is served next.
         self._of_route: Counter[str] = Counter()
         self._of_share: Counter[tuple[str, str]] = Counter()
         self._numbers = count()
@@ -89,7 +89,8 @@ class Turns:
         if is_full and not work.has_begun:
             raise Overloaded()
         waiting = _Waiting(work, cost)
-        heappush(self._queues.setdefault(work.share, []), (not work.has_begun, work.number, waiting))
+        # By the request's age alone: requests that have begun may be new, and keep coming. Its own pieces are in order.
+        heappush(self._queues.setdefault(work.share, []), (work.number, next(self._numbers), waiting))
         self._of_route[route] += 1
         self._of_share[of_share] += 1
         try:

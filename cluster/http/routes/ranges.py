@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from quire.log import FrameHeader, Kind, each_stored_record, pack, walk_frames
+from quire.log import Frame, FrameHeader, Kind, cut_frames, each_stored_record, pack
 from quire.log.json_text import to_json
 from quire.log.packing import array_head
 from quire.sm import ApplyFailed
@@ -32,6 +32,7 @@ from ..request import HISTORY, integer_of, parameters_of
 DECODED_RANGE_BYTES = 1 << 18
 RANGE_RECORDS = 8192  # Decoded for one answer: a frame of 1 MiB may hold half a million.
 RAW_RANGE_BYTES = 8 << 20
+READ_BYTES = 1 << 15  # In one turn, unless a frame is longer: some 500 frames of one record take as long as their rows.
 SCANNED_RECORDS = 100_000  # Scanned for one answer. If none matches, the empty answer says where the next range begins.
 WAIT_LIMIT_MS = 60_000
 NEXT_INDEX, LOWEST_INDEX = "Quire-Next-Index", "Quire-Lowest-Index"
@@ -171,32 +172,54 @@ def _refuse_outside(node: NodeView, asked: Range, index: int) -> None:
 
 
 async def _read(node: NodeView, asked: Range, from_index: int, work: Work) -> _Chunk:
-    """As much of the range as one answer holds, from an index within the bounds; it is decoded in turns."""
+    """As much of the range as one answer holds, from an index within the bounds; it is read and decoded in turns."""
     await work.turn(alone=True)
+    to_index = _end_of(node, asked, from_index)
+    parts, count, size, index = list[bytes](), 0, 0, from_index
+    while index < to_index and (not size or size < asked.max_bytes):
+        if size:
+            await work.turn(alone=True)
+        left = asked.max_bytes - size
+        raw, read_to = node.components.reading.read_frames(index, min(READ_BYTES, left))
+        if not raw or (size and len(raw) > left):  # At least one frame is read, and may be too long.
+            break
+        size += len(raw)
+        frames = list(cut_frames(raw))
+        work.charge(len(frames), len(raw) // SENDING_COST)  # To verify bytes costs about as little as to send them.
+        if asked.content_type == RAW_FRAMES:
+            part = _frames_below(raw, frames, to_index)
+        else:
+            lines = _lines(frames, asked, index, to_index, node.components.applying.executed, work)
+            part = await _decoded(lines, asked, RANGE_RECORDS - count, min(read_to, to_index), work)
+        parts.append(part.body)
+        count, index = count + part.count, part.next_index
+        if index < min(read_to, to_index):
+            break
+    head = array_head(count) if asked.content_type == MSGPACK else b""
+    return _Chunk(head + b"".join(parts), count, index)
+
+
+def _end_of(node: NodeView, asked: Range, from_index: int) -> int:
+    """Where the range ends now."""
     highest = visible_bounds(node).highest_index
     to_index = highest if asked.to_index is None else min(asked.to_index, highest)
-    raw, next_index = b"", from_index
     applied = 0 if node.formed is None else node.formed.applying.applied_index
     if asked.content_type != RAW_FRAMES and from_index < applied < to_index:
-        to_index = applied  # Whether the rest executed is not known yet; the next answer begins there.
-    if from_index < to_index:
-        raw, next_index = node.components.reading.read_frames(from_index, asked.max_bytes)
-    if asked.content_type == RAW_FRAMES:
-        if next_index > to_index:
-            raw, next_index = _frames_below(raw, to_index)
-        work.charge(size=len(raw) // SENDING_COST)
-        return _Chunk(raw, len(raw), next_index)
-    lines = _lines(raw, asked, from_index, to_index, node.components.applying.executed)
+        return applied  # Whether the rest executed is not known yet; the next answer begins there.
+    return to_index
+
+
+async def _decoded(lines: Iterator[dict[str, Any]], asked: Range, most: int, next_index: int, work: Work) -> _Chunk:
+    """At most so many of the lines, encoded; `next_index` is behind all of them."""
     pieces, count = list[bytes](), 0
-    while found := list(islice(lines, min(ROWS_IN_TURN, RANGE_RECORDS - count))):
+    while found := list(islice(lines, min(ROWS_IN_TURN, most - count))):
         pieces.append(_encoded(found, asked.content_type))
         count += len(found)
         work.charge(len(found), len(pieces[-1]))
         if len(found) == ROWS_IN_TURN:
             await work.turn(alone=True)
     left = next(lines, None)
-    head = b"" if asked.content_type == NDJSON else array_head(count)
-    return _Chunk(head + b"".join(pieces), count, min(next_index, to_index) if left is None else left["index"])
+    return _Chunk(b"".join(pieces), count, next_index if left is None else left["index"])
 
 
 def _encoded(lines: list[dict[str, Any]], content_type: str) -> bytes:
@@ -205,25 +228,27 @@ def _encoded(lines: list[dict[str, Any]], content_type: str) -> bytes:
     return pack(lines)[len(array_head(len(lines))) :]
 
 
-def _frames_below(raw: bytes, to_index: int) -> tuple[bytes, int]:
-    """The whole frames that hold records below an index, and where the next frame begins."""
-    size = next_index = 0
-    for frame in walk_frames(raw):
-        if frame.header.index >= to_index:
-            break
-        size, next_index = size + frame.header.size, frame.header.next_index
-    return raw[:size], next_index
+def _frames_below(raw: bytes, frames: list[Frame], to_index: int) -> _Chunk:
+    """The whole frames that hold records below an index."""
+    kept = [frame.header for frame in frames if frame.header.index < to_index]
+    return _Chunk(raw[: sum(header.size for header in kept)], len(kept), kept[-1].next_index)
 
 
 def _lines(
-    raw: bytes, asked: Range, from_index: int, to_index: int, executed: Callable[[int], bool | None]
+    frames: list[Frame],
+    asked: Range,
+    from_index: int,
+    to_index: int,
+    executed: Callable[[int], bool | None],
+    work: Work,
 ) -> Iterator[dict[str, Any]]:
-    """The records as lines. A frame is unpacked when its first line is asked for, and each line is then made."""
-    for frame in walk_frames(raw):
+    """The records as lines. Each is unpacked and made when it is asked for; what a frame holds is charged before."""
+    for frame in frames:
         if frame.header.kind == Kind.SYSTEM and not asked.system:
             continue
         offsets = _offsets(asked, frame.header, from_index, to_index)
         if offsets:
+            work.charge(size=frame.header.length)
             for record in each_stored_record(frame, slice(offsets.start, offsets.stop, offsets.step)):
                 yield line_of(record, executed(record.index))
 

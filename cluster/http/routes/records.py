@@ -5,6 +5,7 @@ import asyncio
 from aiohttp import web
 
 from quire.log import Kind, encode_blob
+from quire.log.payload import stored_record
 from quire.replication import Write
 
 from ...config.serve import FRAME_OVERHEAD_BYTES
@@ -111,7 +112,10 @@ async def get_record(request: web.Request) -> web.Response:
     parameters_of(request)
     index, work = parse_integer(request.match_info["index"], "the index"), work_of(request)
     await work.turn(alone=True)
-    record = request.app[API].node.components.reading.read(index)
+    frame = request.app[API].node.components.reading.frame(index)
+    record = stored_record(frame, index)
+    if frame.header.count > 1:  # The records before it are passed over.
+        work.charge(size=frame.header.length)
     headers = {"Quire-Kind": KIND_NAMES[Kind(record.kind)]}
     if isinstance(record.value, bytes):
         work.charge(size=len(record.value) // SENDING_COST)

@@ -162,7 +162,14 @@ def test_the_longest_names_fit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("node", "why"),
-    [("", "node's id"), ("n" * 25, "node's id"), ("../n", "node's id"), ("n.1", "node's id"), ("-n1", "node's id"), ("ca", "CA's own")],
+    [
+        ("", "node's id"),
+        ("n" * 25, "node's id"),
+        ("../n", "node's id"),
+        ("n.1", "node's id"),
+        ("-n1", "node's id"),
+        ("ca", "CA's own"),
+    ],
 )
 def test_a_node_id_that_is_none_or_that_the_ca_uses_is_refused(folder: Path, node: str, why: str) -> None:
     before = content(folder)
