@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 from .errors import PayloadInvalid
 from .frames import Frame, FrameHeader, Kind
@@ -319,7 +319,7 @@ def _values(skimmer: Skimmer, payload: bytes, count: int, chosen: range) -> Iter
         raise PayloadInvalid(f"is not one array of {count} values")
     at = 0
     for position in chosen:
-        value: Any = skimmer.value(position - at)
+        value = cast("Value | Record", skimmer.value(position - at))
         at = position + 1
         if at == count and skimmer.position != len(payload):
             raise PayloadInvalid("is not exactly one msgpack value")
