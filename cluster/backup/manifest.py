@@ -314,8 +314,8 @@ def _check(manifest: Manifest, key: str) -> None:
         if before.epoch > after.epoch or before.times[1] > after.times[0]:
             raise ValueError(f"{after.file} is older than {before.file}")
     if manifest.pieces:
-        last = manifest.pieces[-1]
-        if Tail(last.to_index, last.epoch, last.times[1], last.chain_last) != manifest.end:
+        last, end = manifest.pieces[-1], manifest.end
+        if (last.to_index, last.epoch, last.chain_last) != (end.index, end.epoch, end.crc32c):
             raise ValueError("its end is not that of its last piece")
     if not manifest.end.index:
         raise ValueError("it has no record")

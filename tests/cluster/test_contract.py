@@ -20,7 +20,7 @@ from tests.packed import unpacked
 
 DEADLINE_S = 20.0
 PEERS = {("GET", path) for path in PEER_PATHS}
-NOTHING_WRITTEN = {400, 401, 403, 404, 405, 408, 409, 410, 413, 415, 422, 429, 503}
+NOTHING_WRITTEN = {400, 401, 403, 404, 405, 408, 409, 410, 413, 415, 417, 422, 429, 503}
 DECIDED_IN_THE_LOG = {
     "session-refused",
     "session-unknown",

@@ -38,6 +38,7 @@ PLACES: dict[str, tuple[str, ...]] = {
         ", and this log begins at",
         "records expired before its consumer read them",
     ),
+    "cluster/node/tables/cursors.py CursorWrites.alarms": ("above cursors_hold_bytes",),
     "cluster/node/views/fitness.py fitness_alarms": PASSED_ON,
     "cluster/node/views/status.py alarms": PASSED_ON,
     "cluster/node/views/status.py standing_alarms": ("this node listens on",),

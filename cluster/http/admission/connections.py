@@ -39,6 +39,7 @@ from quire.replication.net.hello import PEER_PATHS
 from quire.replication.net.sockets import drop_frames
 
 from ...access.tls import Certificate, Tls, expiry_of, node_in
+from ...access.tokens import without_tokens
 from ...errors import Malformed
 from ..problems import ExpectationUnknown, problem_of
 from ..request import REQUEST_ID_KEY, identify, waits_on_purpose
@@ -365,8 +366,9 @@ def abort(request: web.BaseRequest) -> None:
 
 
 def _gist_of(message: str) -> str:
-    """The first part of aiohttp's parser error, without the input."""
-    return " ".join(_INPUT.split(message, maxsplit=1)[0].split())[:REASON_LENGTH].rstrip(":")
+    """The first part of aiohttp's parser error, without the input: some errors quote a part of the URL."""
+    gist = " ".join(_INPUT.split(message, maxsplit=1)[0].split())
+    return without_tokens(gist)[:REASON_LENGTH].rstrip(":")
 
 
 def _without_expect(
