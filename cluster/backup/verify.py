@@ -155,7 +155,7 @@ def applier_of(contents: Contents, row: SnapshotRow | None, machine: type[StateM
     manifest, genesis = contents.manifest, contents.genesis
     if (machine.name, machine.version) != manifest.machine:
         has, ours = (" version ".join(map(str, each)) for each in (manifest.machine, (machine.name, machine.version)))
-        raise BackupRefused(f"the backup is of the machine {has}, and this is {ours}; give --machine")
+        raise BackupRefused(f"the backup is of the machine {has}, and this is {ours}; give its own by --machine")
     try:
         new = genesis.new_machine(machine)
     except MachineError:

@@ -110,7 +110,7 @@ class Unauthorized(BadRequest):
 
 
 class Forbidden(BadRequest):
-    """The token's role does not allow it; the text names both roles; nothing was written."""
+    """The token does not allow it: its role, or whose the cursor is; the text names both; nothing was written."""
 
 
 class Unavailable(ClientError):

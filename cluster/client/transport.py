@@ -83,6 +83,7 @@ CHECK_FAILED = OWN_TYPE + "check-failed"  # The only 500 that proves that nothin
 HOST_REFUSED = OWN_TYPE + "host-refused"
 MACHINE_FAILED = OWN_TYPE + "machine-failed"
 FORBIDDEN = OWN_TYPE + "forbidden"
+CURSOR_OWNED = OWN_TYPE + "cursor-owned"
 SESSION_OWNED = OWN_TYPE + "session-owned"
 HISTORY_CHANGED = OWN_TYPE + "history-changed"
 HISTORY_TEXT = "the cluster was recovered; compare the state, then open another client"
@@ -435,7 +436,7 @@ def _raise_if_gone(code: str | None) -> None:
 def _refusal_of(server: str, problem: Problem, shown: Shown) -> BadRequest | SessionError | None:
     """The error of a response that refuses the caller, and not the request; None if it is another response."""
     kind = problem.get("type")
-    if problem["status"] == HTTPStatus.UNAUTHORIZED or kind == FORBIDDEN:
+    if problem["status"] == HTTPStatus.UNAUTHORIZED or kind in (FORBIDDEN, CURSOR_OWNED):
         return _denial_of(server, problem, shown)
     if kind == SESSION_OWNED:
         return SessionOwned("SESSION_OWNED", str(problem.get("detail")).removeprefix("SESSION_OWNED: "))

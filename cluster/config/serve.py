@@ -224,7 +224,7 @@ class ServeConfig(Settings):
         lt=1 << 63,
         description="How much of the log the cursors of all consumers may keep from expiring, as the sum of their "
         "hold_bytes. The leader refuses what would raise the sum above this; give all nodes the same. Each node needs "
-        "room for it beyond retention_bytes. 0: no cursor holds any.",
+        "room for it beyond retention_bytes. 0: no cursor gets any.",
     )
     auto_replace_after: Duration = Field(
         default=None,

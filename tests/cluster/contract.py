@@ -274,7 +274,7 @@ CALLS = [
                 "holds-full",
                 _PUT._replace(path="/cursors/none", body=b'{"index": 0, "hold_bytes": %d}' % (1 << 63)),
             ),
-            Row(429, "cursors-full", _PUT, given=worlds.no_room_for_cursors),
+            Row(409, "cursors-full", _PUT, given=worlds.no_room_for_cursors),
             Row(503, "feature-not-in-use", _PUT, "older"),
         ],
     ),

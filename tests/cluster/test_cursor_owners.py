@@ -423,7 +423,7 @@ async def test_one_name_takes_its_share_of_the_cursors_and_no_more(
         replies = await asyncio.gather(*(put(cluster, f"share-{number}") for number in range(30)))
         refused = [reply for reply in replies if reply.status != 200]
         assert len(refused) == 25
-        assert {refusal(reply) for reply in refused} == {(429, "cursors-full")}
+        assert {refusal(reply) for reply in refused} == {(409, "cursors-full")}
         assert "'mallory' has 5 cursors, as many as one token's name may have" in refused[0].document["detail"]
         assert table(cluster).owned_by("mallory") == 5
         assert await end_of_log(cluster) <= before + 5, "what is refused is not in the log"

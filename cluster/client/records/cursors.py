@@ -11,10 +11,9 @@ from quire.log import pack
 from ..connection import Connection, Run
 from ..documents import BoundsDocument, document_of
 from ..errors import BadRequest, ClientError, CursorTaken, NotFound, OutcomeUnknown, ReshardRefused
-from ..transport import MSGPACK, Reply
+from ..transport import CURSOR_OWNED, MSGPACK, Reply
 
 CURSOR_UNKNOWN = "urn:quire:problem:cursor-unknown"
-CURSOR_OWNED = "urn:quire:problem:cursor-owned"
 CURSOR_REFUSED = "urn:quire:problem:cursor-refused"
 TAKEN, BACK = "CURSOR_TAKEN", "CURSOR_BACK"
 MAX_SHARDS = 65_536
@@ -53,7 +52,7 @@ class Cursors:
     """The cursors of a cluster: `client.cursors`.
 
     A cursor belongs to the name of the token that created it. With a token of another name, who is no admin, what sets,
-    takes or deletes it raises BadRequest, of type `urn:quire:problem:cursor-owned`.
+    takes or deletes it raises Forbidden.
 
     A call that did not say what became of it may be repeated. But an attempt may still be on its way, and arrive after
     others have moved the cursor: name what you `expected`.

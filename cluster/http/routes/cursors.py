@@ -126,6 +126,8 @@ def _note(request: web.Request, row: CursorRow) -> None:
         note_call(request, row.name, f"rewind to {row.index}")
     elif row.take:
         note_call(request, row.name, "take")
+    elif row.hold_bytes is not None:
+        note_call(request, row.name, f"hold {row.hold_bytes} bytes")
     elif row.token is None:
         note_call(request, row.name, "set", once=True)  # A reader without a token commits like this, often.
 
