@@ -15,7 +15,8 @@ import structlog
 AUDIT_LOG = "quire.audit"
 LINES_PER_SECOND = 100
 MAX_KNOWN = 10_000
-"""What is logged the first time alone, such as a token's name and an address; the least recently used is forgotten."""
+"""Of what is logged the first time alone: pairs of a token's name and an address, and as many calls with `once`. The
+least recently used is forgotten."""
 SUBJECT_CHARACTERS = 120
 
 log = structlog.get_logger(AUDIT_LOG, log=AUDIT_LOG)
@@ -32,15 +33,19 @@ class Call(NamedTuple):
     action: str = ""
 
 
+_Seen = OrderedDict[tuple[str, ...], None]
+
+
 class Audit:
     """Writes the audit log of one server. One event loop."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, ...], None] = OrderedDict()
+        self._used, self._called = _Seen(), _Seen()
 
     def called(self, call: Call, status: int, *, is_admin: bool, once: bool = False) -> None:
         """An operator's call was answered. With `once`, only the caller's first one from this address is logged."""
-        if not once or self._is_new(call.who, call.address, call.what, call.subject, call.action, str(status)):
+        shown = (call.who, call.address, call.what, call.subject, call.action, str(status))
+        if not once or _is_new(self._called, *shown):
             log.info("admin call" if is_admin else "call", **_fields(call), status=status)
 
     def refused(self, call: Call, why: str, token: str) -> None:
@@ -50,20 +55,21 @@ class Audit:
 
     def used(self, call: Call) -> None:
         """A token was used; a line is written the first time that it is from this address."""
-        if self._is_new(call.who, call.address):
+        if _is_new(self._used, call.who, call.address):
             log.info("token used from a new address", **_fields(call))
 
     def ended(self, call: Call, token: str) -> None:
         """A stream ends because its token has no effect any more."""
         log.warning("stream ended with its token", **_fields(call), token=token)
 
-    def _is_new(self, *known: str) -> bool:
-        is_new = known not in self._known
-        self._known[known] = None
-        self._known.move_to_end(known)
-        if len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
-        return is_new
+
+def _is_new(seen: _Seen, *what: str) -> bool:
+    is_new = what not in seen
+    seen[what] = None
+    seen.move_to_end(what)
+    if len(seen) > MAX_KNOWN:
+        seen.popitem(last=False)
+    return is_new
 
 
 def _fields(call: Call) -> dict[str, str]:

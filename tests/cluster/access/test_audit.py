@@ -65,6 +65,18 @@ def test_a_token_is_told_of_once_from_each_address_and_forgotten_when_others_com
     assert [line["address"] for line in lines] == ["a"]
 
 
+def test_a_token_that_sets_many_cursors_makes_no_other_token_new() -> None:
+    with capture_logs() as lines:
+        audit = Audit()
+        audit.used(BY_APP._replace(who="other"))
+        for number in range(MAX_KNOWN + 1):
+            by_app = BY_APP._replace(what="PUT /cursors/{cursor}", subject=f"{number % MAX_KNOWN}", action="set")
+            audit.called(by_app, 200, is_admin=False, once=True)
+        audit.used(BY_APP._replace(who="other"))
+
+    assert [line["who"] for line in lines] == ["other", *["app"] * MAX_KNOWN]
+
+
 def test_what_a_call_is_about_is_cut_off_at_its_limit() -> None:
     with capture_logs() as lines:
         Audit().called(BY_APP._replace(subject="s" * SUBJECT_CHARACTERS), 200, is_admin=False)
