@@ -4,13 +4,15 @@ A line is written for each call of an operator's route, and each other call that
 say which), for each refusal, for a token's first use from an address, and when a stream ends with its token. No line
 holds a token, a body or a query. A refused token is named by the first digits of its SHA-256, as `quire token list`
 shows them. Callers cause these lines, and must not fill the disk: of a kind LINES_PER_SECOND are written, and of equal
-refusals one a second. The journal counts the others in the next line (cluster/serve/journal.py).
+refusals one a second. The journal counts the others in the next line (cluster/serve/journal.py). No line of a call that
+may have changed something is left out: an admin makes it, or a majority's disks hold a cursor's change first.
 """
 
 from collections import OrderedDict
 from typing import NamedTuple
 
 import structlog
+from structlog.typing import EventDict
 
 AUDIT_LOG = "quire.audit"
 LINES_PER_SECOND = 100
@@ -61,6 +63,14 @@ class Audit:
     def ended(self, call: Call, token: str) -> None:
         """A stream ends because its token has no effect any more."""
         log.warning("stream ended with its token", **_fields(call), token=token)
+
+
+def tells_a_change(line: EventDict) -> bool:
+    """Whether a line of the journal is of an operator's call that may have changed something: no read, nor refused."""
+    if line.get("log") != AUDIT_LOG or "status" not in line:
+        return False
+    is_refused = 400 <= line["status"] < 500 or line["status"] == 503  # As clients may conclude: http/problems.py.
+    return not is_refused and not str(line.get("what", "")).startswith(("GET ", "HEAD "))
 
 
 def _is_new(seen: _Seen, *what: str) -> bool:

@@ -6,7 +6,7 @@ indented. No line holds a token, wherever it comes from.
 
 Callers and peers cause most lines, and must not fill the disk. So each kind of line has a rate, with or without a
 traceback, whoever logs it: quire, aiohttp, asyncio or PySyncObj. Past it lines are left out, and counted: in the next
-line of the kind, or in a line of their own within `SAY_S`.
+line of the kind, or in a line of their own within `SAY_S`. Only the audit log's lines of changes have none.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TextIO
 import structlog
 from structlog.typing import EventDict, ExcInfo, Processor
 
-from ..access.audit import AUDIT_LOG, LINES_PER_SECOND
+from ..access.audit import AUDIT_LOG, LINES_PER_SECOND, tells_a_change
 from ..access.tokens import without_tokens
 from ..terminal import escaped
 from .standard_streams import OutputQueue, lines_were_dropped
@@ -104,6 +104,8 @@ class LineRates:
 
     def __call__(self, _logger: object, _method: str, message: EventDict) -> EventDict:
         """The line, with the number of those of its kind that were left out before it. Raises DropEvent."""
+        if tells_a_change(message):
+            return message
         now = self._clock()
         kind = self._kind_of(message, now)
         if not kind.admits(message, now):

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
 
+from quire.cluster.access.audit import LINES_PER_SECOND
 from quire.cluster.access.roles import Role
 from quire.cluster.access.tls import TlsFiles, load_client_tls, load_tls
 from quire.cluster.access.tokens import add_token, read_tokens
@@ -148,6 +149,17 @@ async def test_each_admin_call_each_refusal_and_a_token_s_first_use_is_a_line(lo
     ]
     used = [line["who"] for line in audit if line["event"] == "token used from a new address"]
     assert len(used) == len(set(used)), "each is told once"
+
+
+async def test_an_admin_hides_no_change_of_its_own_behind_other_calls(locked: Locked) -> None:
+    with capture_logs(processors=[LineRates(lambda: 0.0)]) as lines:
+        for _ in range(LINES_PER_SECOND + 1):
+            assert (await locked.ask("n1", "GET", "/admin/genesis", "admin")).status == 200
+        assert (await locked.ask("n1", "DELETE", "/members/unknown", "admin")).status == 404
+        assert (await locked.ask("n1", "POST", "/admin/snapshot", "admin")).status == 200
+
+    called = [line["what"] for line in lines if line["event"] == "admin call" and line["who"] == "admin"]
+    assert called == ["GET /admin/genesis"] * LINES_PER_SECOND + ["POST /admin/snapshot"]
 
 
 async def test_refused_calls_of_an_operator_s_route_fill_no_journal(locked: Locked, lines: Lines) -> None:

@@ -1,5 +1,7 @@
 """The audit log: a stranger cannot fill a disk with it, nor hide in it."""
 
+from collections import Counter
+
 from structlog.testing import capture_logs
 
 from quire.cluster.access.audit import LINES_PER_SECOND, MAX_KNOWN, SUBJECT_CHARACTERS, Audit, Call
@@ -49,6 +51,28 @@ def test_a_token_that_comes_from_ever_new_addresses_fills_no_journal_and_hides_n
     assert [line["event"] for line in lines].count("token used from a new address") == LINES_PER_SECOND
     assert [line["event"] for line in lines[-3:-1]] == ["refused", "admin call"]
     assert lines[-1]["kinds"] == {"quire.audit token used from a new address app": 3_000 - LINES_PER_SECOND}
+
+
+def test_no_call_that_may_have_changed_something_is_left_out() -> None:
+    by_admin, rates = BY_APP._replace(who="admin"), LineRates(lambda: NOW)
+    with capture_logs(processors=[rates]) as lines:
+        audit = Audit()
+        for _ in range(LINES_PER_SECOND):
+            audit.called(by_admin._replace(what="GET /admin/genesis"), 200, is_admin=True)
+            audit.called(BY_APP._replace(what="PUT /cursors/{cursor}", subject="a"), 503, is_admin=False)
+        for number in range(LINES_PER_SECOND + 1):
+            audit.called(by_admin._replace(what="HEAD /admin/genesis"), 200, is_admin=True)
+            audit.called(by_admin._replace(what="DELETE /members/{node}", subject="n9"), 404, is_admin=True)
+            status = (200, 500, 504)[number % 3]
+            audit.called(by_admin._replace(what="DELETE /members/{node}", subject="n3"), status, is_admin=True)
+            audit.called(BY_APP._replace(what="PUT /cursors/{cursor}", subject="b"), status, is_admin=False)
+
+    assert Counter((line["who"], line["subject"]) for line in lines if "subject" in line) == {
+        ("app", "a"): LINES_PER_SECOND,
+        ("admin", "n3"): LINES_PER_SECOND + 1,
+        ("app", "b"): LINES_PER_SECOND + 1,
+    }
+    assert rates.left_out == 2 * (LINES_PER_SECOND + 1), "reads, and calls that were refused"
 
 
 def test_a_token_is_told_of_once_from_each_address_and_forgotten_when_others_come() -> None:
