@@ -13,6 +13,7 @@ import asyncio
 import logging
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,7 +34,9 @@ BURST_PER_SECOND = 1.0
 ALARMS_PER_SECOND = 10.0
 """More than of others, so that an alarm that a peer repeats leaves room for other alarms."""
 KINDS_LIMIT = 1_000
-"""Kinds that have a rate of their own. The code has fewer; if values make kinds by mistake, the rest share a rate."""
+"""Kinds that have a rate of their own, and as many of the audit log's, which callers' names make: there the least
+recently used is forgotten. The texts of the others are constants, and the code has fewer; if values make kinds by
+mistake, the rest share a rate, but for those in RATES."""
 KIND_CHARACTERS = 100
 SAY_S = 60.0
 """How often it is logged how many lines were left out, if no later line of their kind says it."""
@@ -61,6 +64,11 @@ def rate_of(log_name: str, kind: str) -> LineRate:
     """The rate of a kind of line; `log_name` is that of the audit log, or of any other."""
     is_audit = log_name == AUDIT_LOG
     return RATES.get(f"{AUDIT_LOG} {kind}" if is_audit else kind, AUDIT if is_audit else ORDINARY)
+
+
+_Key = tuple[str, str, str]
+"""The log's name, the kind, and in the audit log the caller: none hides the lines of another."""
+_OTHERS: _Key = ("", "others", "")
 
 
 @dataclass(slots=True)
@@ -92,13 +100,18 @@ class _Kind:
         return is_known
 
 
+def _kind_in(kinds: dict[_Key, _Kind], key: _Key, now: float) -> _Kind:
+    rate = rate_of(key[0], key[1])
+    return kinds.setdefault(key, _Kind(rate, rate.burst, now))
+
+
 class LineRates:
     """The rates of a journal's lines, as the first processor of each. It has no lock: see `_Lines`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._kinds: dict[tuple[str, str, str], _Kind] = {}
-        """By the log's name, the kind, and in the audit log the caller: none hides the lines of another."""
+        self._kinds: dict[_Key, _Kind] = {}
+        self._audit_kinds: OrderedDict[_Key, _Kind] = OrderedDict()
         self.left_out = 0
         """Lines that were left out since the start."""
 
@@ -120,15 +133,24 @@ class LineRates:
         log_name, name = str(message.get("log", "")), str(message.get("event"))[:KIND_CHARACTERS]
         if isinstance(record := message.get("_record"), logging.LogRecord):
             name = f"{record.name}:{record.lineno}"  # Not its text, which may hold values.
-        who = str(message.get("who", "")) if log_name == AUDIT_LOG else ""
-        if (log_name, name, who) not in self._kinds and len(self._kinds) >= KINDS_LIMIT:
-            log_name, name, who = "", "others", ""
-        rate = rate_of(log_name, name)
-        return self._kinds.setdefault((log_name, name, who), _Kind(rate, rate.burst, now))
+        if log_name == AUDIT_LOG:
+            return self._audit_kind((log_name, name, str(message.get("who", ""))), now)
+        key = (log_name, name, "")
+        if key not in self._kinds and len(self._kinds) >= KINDS_LIMIT and name not in RATES:
+            key = _OTHERS
+        return _kind_in(self._kinds, key, now)
+
+    def _audit_kind(self, key: _Key, now: float) -> _Kind:
+        kind = _kind_in(self._audit_kinds, key, now)
+        self._audit_kinds.move_to_end(key)
+        if len(self._audit_kinds) > KINDS_LIMIT:
+            _, forgotten = self._audit_kinds.popitem(last=False)
+            _kind_in(self._kinds, _OTHERS, now).left_out += forgotten.left_out
+        return kind
 
     def say(self) -> None:
         """Log how many lines of each kind were left out and are counted in no line yet."""
-        short = [(key, kind) for key, kind in list(self._kinds.items()) if kind.left_out]
+        short = [(key, kind) for key, kind in [*self._kinds.items(), *self._audit_kinds.items()] if kind.left_out]
         counts = {" ".join(filter(None, key)): kind.left_out for key, kind in short}
         for _, kind in short:
             kind.left_out = 0

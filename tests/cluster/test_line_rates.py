@@ -130,8 +130,31 @@ def test_kinds_that_are_made_of_values_share_a_rate_and_fill_no_memory() -> None
     with capture_logs(processors=[LineRates(Clock())]) as lines:
         for number in range(10 * KINDS_LIMIT):
             structlog.get_logger().info(f"a line about {number}")
+        written = len(lines)
+        structlog.get_logger().error("alarm", text="the disk of n2 is failing")
 
-    assert len(lines) == KINDS_LIMIT + BURST_LINES
+    assert written == KINDS_LIMIT + BURST_LINES
+    assert len(lines) == written + 1, "an alarm has its own"
+
+
+def test_tokens_of_any_number_leave_a_rate_to_quire_s_own_kinds_and_to_other_callers() -> None:
+    audit, rates = structlog.get_logger(AUDIT_LOG, log=AUDIT_LOG), LineRates(Clock())
+    with capture_logs(processors=[rates]) as lines:
+        for _ in range(MANY):
+            audit.warning("refused", who="ci-0", why="forbidden")
+        for number in range(3 * KINDS_LIMIT):
+            audit.info("token used from a new address", who=f"ci-{number}")
+        for number in range(MANY):
+            audit.warning("refused", who="nobody", token=f"{number:012x}")
+        written = len(lines)
+        structlog.get_logger().error("alarm", text="the disk of n2 is failing")
+        structlog.get_logger().error("the machine has failed")
+        audit.info("call", who="operator")
+        rates.say()
+
+    assert [line["event"] for line in lines[written:-1]] == ["alarm", "the machine has failed", "call"]
+    assert sum(lines[-1]["kinds"].values()) == rates.left_out, "also of kinds that were forgotten"
+    assert rates.left_out + written == 2 * MANY + 3 * KINDS_LIMIT
 
 
 def test_a_caller_that_fills_the_audit_log_hides_no_line_of_another() -> None:
