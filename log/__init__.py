@@ -104,7 +104,7 @@ if TYPE_CHECKING:
     from .payload import Run as Run
     from .payload import StoredRecord as StoredRecord
     from .payload import blob_head as blob_head
-    from .payload import check_system as check_system
+    from .payload import check_frame as check_frame
     from .payload import decode_blob as decode_blob
     from .payload import decode_records as decode_records
     from .payload import decode_runs as decode_runs
@@ -166,7 +166,7 @@ _MODULES = {
     ),
     "packing": "Value check_containers check_value pack unpack",
     "payload": (
-        "Record Run StoredRecord blob_head check_system decode_blob decode_records decode_runs decode_system "
+        "Record Run StoredRecord blob_head check_frame decode_blob decode_records decode_runs decode_system "
         "decode_values each_stored_record encode_blob encode_records encode_runs encode_system frame_values "
         "stored_records"
     ),

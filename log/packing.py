@@ -55,6 +55,7 @@ _BYTE_LENGTHS = {
     **{0xC7 + power: (1 << power, 1) for power in range(3)},
     **{0xD9 + power: (1 << power, 0) for power in range(3)},
 }
+_EXT_LENGTH_BYTES = {0xC7: 1, 0xC8: 2, 0xC9: 4} | dict.fromkeys(range(0xD4, 0xD9), 0)
 _COUNTED = (
     {0x80 + count: (count, 0, 2) for count in range(16)}
     | {0x90 + count: (count, 0, 1) for count in range(16)}
@@ -119,10 +120,13 @@ def array_count(buffer: bytes, start: int) -> int:
     return count if count <= len(buffer) - start - length else 0
 
 
-def check_containers(buffer: bytes, most: int, most_values: int | None = None) -> None:
+def check_containers(
+    buffer: bytes | memoryview, most: int, most_values: int | None = None, entered: bytes = b""
+) -> None:
     """Check that `buffer` holds one value with at most `most` arrays and maps, nested ones counted. Makes no objects.
 
-    With `most_values`, it holds at most so many values of any kind.
+    With `most_values`, it holds at most so many values of any kind. An ext type is a value without others in it, but
+    for the one whose code is the byte `entered`: it holds one.
 
     msgpack allocates an array as long as its head declares before it reads the items, and a map for each byte 0x80. So
     an untrusted message is checked before it is unpacked.
@@ -137,7 +141,11 @@ def check_containers(buffer: bytes, most: int, most_values: int | None = None) -
         head = buffer[position]
         position += 1
         values -= 1
-        if (size := _SCALAR_BYTES.get(head)) is not None:
+        length_bytes = _EXT_LENGTH_BYTES.get(head)
+        if length_bytes is not None and buffer[position + length_bytes : position + length_bytes + 1] == entered:
+            position += length_bytes + 1
+            values, total = values + 1, total + 1
+        elif (size := _SCALAR_BYTES.get(head)) is not None:
             position += size
         elif (lengths := _BYTE_LENGTHS.get(head)) is not None:
             length_bytes, type_bytes = lengths

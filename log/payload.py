@@ -34,7 +34,13 @@ HEADERS_EXT_TYPE = 1
 MAX_SYSTEM_BYTES = 8 << 20
 MAX_SYSTEM_CONTAINERS = 1 << 20
 """Of a system record that others wrote. The largest that a leader writes is a genesis, of 1 MiB at most."""
+MAX_FRAME_VALUES = (1 << 20) + (1 << 16)
+"""In any other frame that others wrote, and in a blob's metadata; arrays and maps are values, too.
 
+Of a node's writes a frame has 1 MiB of values at most, unless one is longer, and their heads.
+"""
+
+_HEADERS_CODE = bytes([HEADERS_EXT_TYPE])
 _LENGTH = struct.Struct("<I")
 
 
@@ -220,7 +226,23 @@ def decode_system(payload: bytes | memoryview) -> dict[str, Value]:
     return fields
 
 
-def check_system(payload: bytes) -> None:
+def check_frame(kind: int, payload: bytes | memoryview) -> None:
+    """Check that a frame that others wrote can be decoded within bounded memory; before its payload is.
+
+    Raises:
+        PayloadInvalid: it has more bytes, values, or arrays and maps, than any that a node writes.
+    """
+    if kind == Kind.SYSTEM:
+        check_system(payload)
+        return
+    if kind == Kind.BLOB:
+        length = int.from_bytes(payload[: _LENGTH.size], "little")
+        payload = payload[_LENGTH.size : _LENGTH.size + length]
+    if len(payload) > MAX_FRAME_VALUES:  # A shorter one cannot hold more.
+        check_containers(payload, MAX_FRAME_VALUES, MAX_FRAME_VALUES, _HEADERS_CODE)
+
+
+def check_system(payload: bytes | memoryview) -> None:
     """Check that a system record that others wrote can be decoded within bounded memory; before `decode_system`.
 
     Raises:

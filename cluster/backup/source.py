@@ -16,7 +16,7 @@ from quire.log import (
     PayloadInvalid,
     Tail,
     UnknownVersion,
-    check_system,
+    check_frame,
     decode_system,
     follow,
     time_since_boot,
@@ -133,14 +133,14 @@ def checked_range(raw: bytes, begin: Tail, what: str) -> Range:
     end, histories, view = begin, list[tuple[str, int]](), memoryview(raw)
     try:
         for offset, header in walk_headers(view):
-            end = follow(end, header)
+            payload, following = view[offset + HEADER_BYTES : offset + header.size], follow(end, header)
+            check_frame(header.kind, payload)
             if header.kind == Kind.SYSTEM:
-                payload = bytes(view[offset + HEADER_BYTES : offset + header.size])
-                check_system(payload)
                 record = decode_system(payload)
                 history = record.get("history")
                 if record["type"] == HISTORY_TYPE and isinstance(history, bytes):
                     histories.append((history.hex(), header.index))
+            end = following
     except UnknownVersion as error:
         raise BackupRefused(f"{what}: {error}; a later quire wrote it: upgrade this one") from error
     except (FrameInvalid, ChainBroken, PayloadInvalid) as error:

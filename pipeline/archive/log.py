@@ -20,11 +20,10 @@ from quire.log import (
     ChainBroken,
     FrameHeader,
     FrameInvalid,
-    Kind,
     PayloadInvalid,
     Tail,
     UnknownVersion,
-    check_system,
+    check_frame,
     follow,
     open_regular,
     walk_headers,
@@ -145,7 +144,8 @@ class ArchiveLog:
         tail: Tail | None = None
         try:
             for raw in self._raw_pieces(held, stretch.from_index, stretch.to_index):
-                gathering = RowBuilder(memoryview(raw), skimmer)
+                view = memoryview(raw)
+                gathering = RowBuilder(view, skimmer)
                 for offset, header in walk_headers(raw):
                     if tail is None and header.index == held.from_index:
                         tail = self.manifest.before(place)
@@ -153,11 +153,10 @@ class ArchiveLog:
                         tail = Tail(header.index, header.epoch, header.timestamp, header.prev_crc32c)
                         if not held.from_index < header.index <= stretch.from_index:
                             raise FrameInvalid(f"its frame at index {header.index} is in another place", offset)
+                    check_frame(header.kind, view[offset + HEADER_BYTES : offset + header.size])
                     tail = follow(tail, header)
                     if tail.index > held.to_index:
                         raise FrameInvalid(f"its frame at index {header.index} goes on after its end", offset)
-                    if header.kind == Kind.SYSTEM:
-                        check_system(raw[offset + HEADER_BYTES : offset + header.size])
                     gathering.add(header, offset)
                 yield gathering.rows(stretch.from_index, stretch.to_index)
         except (pa.ArrowException, OSError, FrameInvalid, ChainBroken, PayloadInvalid, UnknownVersion) as error:

@@ -26,7 +26,7 @@ from quire.cluster.backup.manifest import (
 from quire.cluster.backup.source import checked_range
 from quire.cluster.backup.store import FolderStore
 from quire.cluster.cli.commands import app
-from quire.log import Kind, Tail, decode_system, encode_frame, pack, walk_frames
+from quire.log import Kind, Tail, decode_header, decode_system, encode_frame, pack, walk_frames
 from quire.sm.snapshots.manifest import Chunk
 from tests.backup.backed_up import run
 from tests.cluster.malformed.changed import Changed, changes_of_map
@@ -265,14 +265,30 @@ def test_a_snapshot_of_tables_that_no_program_wrote_is_damage_to_a_replay(copy: 
     assert "is damaged: its tables cannot be read" in ended(arguments, "replay").stderr
 
 
-def test_a_system_record_of_many_maps_is_damage_and_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "head"),
+    [(Kind.SYSTEM, b"\x82\xa4type\xa1x\xa1a\xdd"), (Kind.RECORDS, b"\xdd")],
+    ids=["a system record", "records"],
+)
+def test_a_frame_of_many_maps_is_damage_and_is_not_unpacked(
+    monkeypatch: pytest.MonkeyPatch, kind: Kind, head: bytes
+) -> None:
     monkeypatch.setattr("quire.log.payload.MAX_SYSTEM_CONTAINERS", 1000)  # Tracing makes the count slow.
+    monkeypatch.setattr("quire.log.payload.MAX_FRAME_VALUES", 1000)
     count = 4 << 20
-    payload = b"\x82\xa4type\xa1x\xa1a\xdd" + count.to_bytes(4) + b"\x80" * count
-    raw = encode_frame(index=0, epoch=1, timestamp=1, count=1, prev_crc32c=0, kind=Kind.SYSTEM, payload=payload)
+    of_one = encode_frame(index=0, epoch=1, timestamp=1, count=1, prev_crc32c=0, kind=Kind.RECORDS, payload=b"\x91\0")
+    raw = of_one + encode_frame(
+        index=1,
+        epoch=1,
+        timestamp=1,
+        count=1 if kind == Kind.SYSTEM else count,
+        prev_crc32c=decode_header(of_one).crc32c,
+        kind=kind,
+        payload=head + count.to_bytes(4) + b"\x80" * count,
+    )
     tracemalloc.start()
     try:
-        with pytest.raises(BackupInvalid, match="holds more than 1000 arrays and maps"):
+        with pytest.raises(BackupInvalid, match=r"frames from index 1 on are damaged: .* holds more than 1000 "):
             checked_range(raw, Tail(0, 0, 0, 0), "a piece")
         assert tracemalloc.get_traced_memory()[1] < 10 * count
     finally:

@@ -30,6 +30,16 @@ def test_as_many_values_as_the_limit_pass_and_not_one_more(value: object, most: 
         check_containers(pack(value), 9, most - 1)
 
 
+@pytest.mark.parametrize("size", [1, 2, 4, 5, 8, 16, 40, 300, 70_000])
+def test_what_is_in_an_ext_type_counts_if_that_is_asked_for(size: int) -> None:
+    """In each of its encodings."""
+    data = pack([ExtType(1, b"\x91" * (size - 1) + b"\0"), [ExtType(2, b"\x91" * size)]])
+    check_containers(data, 2)
+    check_containers(data, 1 + size, entered=b"\1")
+    with pytest.raises(PayloadInvalid, match=f"holds more than {size} arrays and maps"):
+        check_containers(data, size, entered=b"\1")
+
+
 def containers(value: object) -> int:
     """By counting them in the value."""
     if isinstance(value, list):

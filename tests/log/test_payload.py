@@ -1,5 +1,7 @@
 """The records of a frame, all and some."""
 
+from collections.abc import Callable
+
 import pytest
 
 from quire.log import Frame, Kind, PayloadInvalid, each_stored_record, encode_frame, pack, stored_records, walk_frames
@@ -7,6 +9,7 @@ from quire.log.packing import array_head
 from quire.log.payload import (
     Record,
     Run,
+    check_frame,
     check_system,
     decode_runs,
     encode_blob,
@@ -117,3 +120,34 @@ def test_a_system_record_of_others_has_as_many_bytes_and_containers_as_the_limit
         check_system(encode_system({"type": "", "rows": [[], [], [], []]}))
     with pytest.raises(PayloadInvalid, match=r"a system record has [0-9,]+ bytes"):
         check_system(payload + b"x")
+
+
+HOLDING: dict[str, tuple[Kind, Callable[[int], bytes]]] = {
+    "records": (Kind.RECORDS, lambda items: encode_records([[{}] * items])),
+    "runs": (Kind.RUNS, lambda items: encode_runs([Run(0, 0, 1)], [[None] * items])),
+    "headers": (Kind.RECORDS, lambda items: encode_records([Record([0 for _ in range(items)], {})])),
+    "metadata": (Kind.BLOB, lambda items: encode_blob(b"", dict.fromkeys(map(str, range(items)), ""))),
+}
+"""By how many items there are; the frames of others."""
+
+
+@pytest.mark.parametrize("holding", HOLDING)
+def test_a_frame_of_others_has_as_many_values_as_the_limit_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, holding: str
+) -> None:
+    kind, payload = HOLDING[holding]
+    others = {"records": 2, "runs": 8, "headers": 5, "metadata": 1}[holding]
+    monkeypatch.setattr("quire.log.payload.MAX_FRAME_VALUES", others + 6)
+    items = 3 if holding == "metadata" else 6
+    check_frame(kind, payload(items))
+    with pytest.raises(PayloadInvalid, match=f"holds more than {others + 6} values"):
+        check_frame(kind, payload(items + 1))
+
+
+def test_a_frame_of_others_is_as_long_as_its_texts_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.log.payload.MAX_FRAME_VALUES", 2)
+    check_frame(Kind.RECORDS, encode_records([bytes([0x80]) * 1000]))
+    check_frame(Kind.BLOB, encode_blob(bytes([0x80]) * 1000))
+    monkeypatch.setattr("quire.log.payload.MAX_SYSTEM_CONTAINERS", 1)
+    with pytest.raises(PayloadInvalid, match="holds more than 1 arrays and maps"):
+        check_frame(Kind.SYSTEM, encode_system({"type": "", "rows": []}))

@@ -374,6 +374,13 @@ def test_a_row_group_of_more_rows_than_its_file_has_records_is_damage(copy: Path
         read(copy)
 
 
+def test_a_frame_of_more_values_than_a_node_writes_is_damage(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.log.payload.MAX_FRAME_VALUES", 10)
+
+    with pytest.raises(ArchiveDamaged, match="holds more than 10 values"):
+        read(copy)
+
+
 # Links
 
 
