@@ -196,11 +196,18 @@ class Cursors:
         for name, cursor in self._cursors.items():
             self._cursors[name] = cursor._replace(token=b"")
 
-    def restore(self, name: str, cursor: Cursor) -> None:
-        """Put back a cursor of a snapshot. Raises ValueError if it is there."""
-        if name in self._cursors:
-            raise ValueError(f"the cursor {name!r:.60} is there twice")
-        insort(self._names, name)
+    def restore(self, name: object, cursor: Cursor) -> None:
+        """Put back a cursor of a snapshot, which has them by name.
+
+        Raises:
+            ValueError: it is not after the one before, there are too many, or it cannot have this name.
+        """
+        name = _name_of(name)
+        if self._names and name <= self._names[-1]:
+            raise ValueError(f"the cursor {name!r:.60} is not in its order, or there twice")
+        if len(self._names) >= MAX_CURSORS:
+            raise ValueError(f"there are more than {MAX_CURSORS} cursors")
+        self._names.append(name)
         self._put(name, cursor)
 
     def _put(self, name: str, cursor: Cursor) -> None:

@@ -117,7 +117,7 @@ def _restore_tables(reader: "_Reader", sessions: Sessions, cursors: Cursors, nam
                 sessions.put_owned([(_id(session), _text(owner)) for session, owner in pairs])
             case [6, list(rows)]:
                 for cursor, *fields in rows:
-                    cursors.restore(_text(cursor), _cursor(*fields))
+                    cursors.restore(cursor, _cursor(*fields))
             case _:
                 raise SnapshotDamaged(snapshot=name, reason=f"an unknown row {row!r:.40}")
 

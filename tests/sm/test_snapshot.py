@@ -22,6 +22,7 @@ from quire.sm import (
     SnapshotDamaged,
 )
 from quire.sm.boundary import MAX_EPOCHS
+from quire.sm.cursors import CURSOR_NAME_BYTES
 from quire.sm.snapshots.content import ROWS_IN_A_ROW
 from quire.sm.snapshots.manifest import Chunk, decode_manifest
 from tests.packed import unpacked
@@ -395,6 +396,25 @@ def test_a_cursor_that_no_program_wrote_is_damage() -> None:
     rows: list[object] = [["c", 1, 0], ["c", 1, 0, b"", "owner", "x"], [], 1, "c100", {}]
     for row in rows:
         damage([6, [row]])
+
+
+def test_a_snapshot_has_as_many_cursors_as_the_limit_and_not_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[list[object]] = [[f"c{number}", 1, 0, b""] for number in range(4)]
+    monkeypatch.setattr("quire.sm.cursors.MAX_CURSORS", 4)
+    Applier.restored(with_rows([6, rows[:2]], [6, rows[2:]]), LOG_START, LogMachine(None), Sessions(), "s")
+    monkeypatch.setattr("quire.sm.cursors.MAX_CURSORS", 3)
+    assert "more than 3 cursors" in damage([6, rows])
+
+
+def test_the_cursors_of_a_snapshot_are_in_order_and_their_names_as_long_as_the_limit() -> None:
+    longest = "é" * (CURSOR_NAME_BYTES // 2)
+    Applier.restored(
+        with_rows([6, [["c", 1, 0, b""], [longest, 1, 0, b""]]]), LOG_START, LogMachine(None), Sessions(), "s"
+    )
+    assert "200 bytes" in damage([6, [[longest + "x", 1, 0, b""]]])
+    for names in (["d", "c"], ["c", "c"], ["a", "c", "b"]):
+        assert "is not in its order, or there twice" in damage([6, [[name, 1, 0, b""] for name in names]])
+        assert "is not in its order, or there twice" in damage(*[[6, [[name, 1, 0, b""]]] for name in names])
 
 
 def test_a_session_or_a_name_that_is_there_twice_is_damage() -> None:
