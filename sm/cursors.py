@@ -31,6 +31,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from .numbers import number_of
+
 MAX_CURSORS = 10_000
 MAX_OWNED_CURSORS = MAX_CURSORS // 2
 """How many a leader lets one name create, unless it is an admin's: others find room."""
@@ -263,14 +265,14 @@ def _name_of(value: object) -> str:
 def _row_of(value: object) -> CursorRow:
     match value:
         case [name, index, expected, bool(rewind), hold_bytes, bytes() | None as token, bool(take), *rest]:
-            found = CursorRow(_name_of(name), _number(index), None, rewind, None, token, take, _owner_of(rest))
+            found = CursorRow(_name_of(name), number_of(index), None, rewind, None, token, take, _owner_of(rest))
         case _:
             raise ValueError(f"{value!r:.80} is not a row of a cursors record")
     if (take and token is None) or (token is not None and len(token) != TOKEN_BYTES):
         raise ValueError(f"{value!r:.80} has no token of {TOKEN_BYTES} bytes")
     return found._replace(
-        expected=None if expected is None else _number(expected),
-        hold_bytes=None if hold_bytes is None else _number(hold_bytes),
+        expected=None if expected is None else number_of(expected),
+        hold_bytes=None if hold_bytes is None else number_of(hold_bytes),
     )
 
 
@@ -283,9 +285,3 @@ def _owner_of(rest: list[object]) -> str | None:
             return owner
         case _:
             raise ValueError(f"{rest!r:.40} is not the owner of a cursor")
-
-
-def _number(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r:.40} is not a number")
-    return value

@@ -34,6 +34,7 @@ from quire.log.packing import ExtType, unpack_trusted
 from quire.log.payload import HEADERS_EXT_TYPE
 
 from ..machine import RefusalRow, Refused
+from ..numbers import number_of
 
 TAIL_COMMANDS = 64  # A tail of this many commands becomes a block,
 TAIL_BYTES = 64 << 10  # and so does one of this many bytes.
@@ -217,7 +218,8 @@ class Replies:
         replies.next_sequence, replies.tail_start, starts, blocks, replies.tail_size, tail = row
         if type(starts) is not list or type(blocks) is not list or len(starts) != len(blocks):
             raise ValueError("a session has blocks without their first sequences")
-        _check_numbers([replies.next_sequence, replies.tail_start, replies.tail_size, *starts])
+        for number in (replies.next_sequence, replies.tail_start, replies.tail_size, *starts):
+            number_of(number)
         if type(tail) is not bytes:
             raise ValueError("a session's tail is not packed")
         if len(tail) > MAX_TAIL_CONTAINERS:  # A shorter one cannot hold more.
@@ -312,18 +314,9 @@ class AllReplies(ABC):
 
 def _block_of(sheets: Sequence[bytes], number: object, position: object, of_runs: object, size: object) -> Block:
     """A block of a snapshot. Raises ValueError, IndexError."""
-    number, position, size = _check_numbers([number, position, size])
     if type(of_runs) is not bool:
         raise ValueError(f"{of_runs!r:.40} does not say of which kind a sheet is")
-    return Block(sheets[number], position, of_runs, size)
-
-
-def _check_numbers(values: Sequence[object]) -> list[int]:
-    """The values, which must be whole numbers from 0 on. Raises ValueError."""
-    numbers = [value for value in values if type(value) is int and value >= 0]
-    if len(numbers) != len(values):
-        raise ValueError(f"{values!r:.80} are not numbers")
-    return numbers
+    return Block(sheets[number_of(number)], number_of(position), of_runs, number_of(size))
 
 
 def sheet_of_frame(frame: Frame, packed_reply: bytes) -> bytes:

@@ -23,6 +23,7 @@ from quire.log.packing import ExtType, unpack_trusted
 from ..cursors import TOKEN_BYTES, Cursor, Cursors
 from ..errors import RestoreFailed, SnapshotDamaged, raised_at, reason_of
 from ..machine import StateMachine
+from ..numbers import number_of
 from ..sessions.replies import Replies
 from ..sessions.table import Sessions
 
@@ -109,10 +110,10 @@ def _restore_tables(reader: "_Reader", sessions: Sessions, cursors: Cursors, nam
                 sessions.put(_id(session), session_name, Replies.from_row(fields, sheets))
             case [4, session, str() | None as session_name, used_at, *fields]:
                 replies = Replies.from_row(fields, sheets)
-                replies.used_at = _number(used_at)
+                replies.used_at = number_of(used_at)
                 sessions.put(_id(session), session_name, replies)
             case [3, list(pairs)]:
-                sessions.put_fenced([(_number(old), _number(successor)) for old, successor in pairs])
+                sessions.put_fenced([(number_of(old), number_of(successor)) for old, successor in pairs])
             case [5, list(pairs)]:
                 sessions.put_owned([(_id(session), _text(owner)) for session, owner in pairs])
             case [6, list(rows)]:
@@ -126,19 +127,13 @@ def _cursor(index: object, hold_bytes: object, token: object, *owner: object) ->
     """Raises TypeError, ValueError."""
     if type(token) is not bytes or len(token) not in (0, TOKEN_BYTES):
         raise ValueError(f"{token!r:.40} is not a cursor's token")
-    return Cursor(_number(index), _number(hold_bytes), token, *map(_text, owner))
+    return Cursor(number_of(index), number_of(hold_bytes), token, *map(_text, owner))
 
 
 def _id(value: object) -> int:
     """A session's id, which is negated once its history has ended. Raises ValueError."""
     if type(value) is not int:
         raise ValueError(f"{value!r:.40} is not a session's id")
-    return value
-
-
-def _number(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r:.40} is not a number")
     return value
 
 

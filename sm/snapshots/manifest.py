@@ -37,6 +37,7 @@ from quire.log import (
 
 from ..boundary import DIGEST_BYTES, HISTORY_BYTES, MAX_EPOCHS, Boundary
 from ..errors import SnapshotDamaged
+from ..numbers import number_of
 
 MANIFEST_NAME = "manifest"
 MANIFEST_VERSION = 1
@@ -151,11 +152,11 @@ def decode_manifest(raw: bytes, name: str) -> Manifest:
 def _manifest(fields: Mapping[str, object]) -> Manifest:
     """Raises TypeError, KeyError, ValueError."""
     machine_name, machine_version = _row(fields["machine"])
-    tail = Tail(*(_number(fields[name]) for name in ("index", "epoch", "timestamp", "crc32c")))
+    tail = Tail(*(number_of(fields[name]) for name in ("index", "epoch", "timestamp", "crc32c")))
     members_index, version = fields["members_index"], fields["version"]
     boundary = Boundary(
         tail,
-        None if members_index is None else _number(members_index),
+        None if members_index is None else number_of(members_index),
         _row(fields["members"]),
         tuple(_pairs(fields["epochs"])),
         _octets(fields["digest"], DIGEST_BYTES),
@@ -165,7 +166,7 @@ def _manifest(fields: Mapping[str, object]) -> Manifest:
         boundary = boundary._replace(
             removed=_row(fields["removed"]),
             history=_octets(fields["history"], HISTORY_BYTES) if fields["history"] != b"" else b"",
-            history_index=_number(fields["history_index"]),
+            history_index=number_of(fields["history_index"]),
         )
     _check_position(boundary)
     chunks = tuple(Chunk(size, crc) for size, crc in _pairs(fields["chunks"]))
@@ -175,7 +176,7 @@ def _manifest(fields: Mapping[str, object]) -> Manifest:
         raise TypeError("its machine's name is not text")
     cluster_id = _octets(fields["cluster_id"], CLUSTER_ID_BYTES)
     sha256 = _octets(fields["sha256"], SHA256_BYTES)
-    return Manifest(cluster_id, (machine_name, _number(machine_version)), boundary, chunks, sha256)
+    return Manifest(cluster_id, (machine_name, number_of(machine_version)), boundary, chunks, sha256)
 
 
 def _features(names: object, fewest: int) -> tuple[str, ...]:
@@ -200,18 +201,12 @@ def _check_position(boundary: Boundary) -> None:
 
 def _pairs(rows: object) -> Iterable[tuple[int, int]]:
     for first, second in map(_row, _row(rows)):
-        yield _number(first), _number(second)
+        yield number_of(first), number_of(second)
 
 
 def _row(value: object) -> list[Any]:
     if type(value) is not list:
         raise ValueError(f"{value!r:.40} is not an array")
-    return value
-
-
-def _number(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r:.40} is not a number")
     return value
 
 
