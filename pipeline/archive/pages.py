@@ -53,10 +53,10 @@ def pages_of(file: BinaryIO, column: pq.ColumnChunkMetaData) -> Pages:
                 raise ValueError("a page is encoded in another way than an archive's")
             page = Pages(fields[_SIZE], fields[_OF_DATA][_ROWS])
             place += head.place + fields[_COMPRESSED_SIZE]
-        except (IndexError, KeyError, TypeError) as error:
+            if min(page) < 0 or fields[_COMPRESSED_SIZE] < 0 or page.rows * LENGTH_BYTES > page.size:
+                raise ValueError("a page has an impossible size")
+        except (IndexError, KeyError, TypeError) as error:  # A struct where a number belongs is a TypeError.
             raise ValueError("the header of a page cannot be read") from error
-        if min(page) < 0 or fields[_COMPRESSED_SIZE] < 0 or page.rows * LENGTH_BYTES > page.size:
-            raise ValueError("a page has an impossible size")
         size, rows = size + page.size, rows + page.rows
     if place != end or rows != column.num_values:
         raise ValueError("the pages of a column are not those of its footer")

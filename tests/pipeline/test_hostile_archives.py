@@ -7,8 +7,9 @@ import shutil
 from collections.abc import Callable
 from contextlib import closing, suppress
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -362,6 +363,22 @@ def test_the_pages_are_those_of_the_footer(copy: Path) -> None:
         ):
             with pytest.raises(ValueError, match=r"page|column"):
                 pages_of(file, column)
+
+
+STRUCT_OF_ONE = b"\x15\x02\x00"
+HEADS = {
+    "a size": b"\x15\x00\x1c" + STRUCT_OF_ONE + b"\x15\x02\x2c\x15\x02\x15\x00\x00\x00",
+    "the rows": b"\x15\x00\x15\x02\x15\x02\x2c\x1c" + STRUCT_OF_ONE + b"\x15\x00\x00\x00",
+    "a compressed size": b"\x15\x00\x15\x02\x1c" + STRUCT_OF_ONE + b"\x2c\x15\x02\x15\x00\x00\x00",
+    "what is of the data": b"\x15\x00\x15\x02\x15\x02\x25\x02\x00",
+}
+"""Headers of pages, each with a struct in place of a number, or a number in place of the struct."""
+
+
+@pytest.mark.parametrize("what", HEADS)
+def test_a_header_of_a_page_with_another_type_in_it_is_damage(what: str) -> None:
+    with pytest.raises(ValueError, match="the header of a page cannot be read"):
+        pages_of(BytesIO(HEADS[what] + bytes(100)), cast("Any", Column(0, 100, 1)))
 
 
 def test_a_row_group_of_more_rows_than_its_file_has_records_is_damage(copy: Path) -> None:
