@@ -123,7 +123,7 @@ class LogReadOnly(LogError):
 
 
 class NotRegularFile(QuireError, OSError):
-    """What is at the path is a folder, a pipe, a socket, a device, or a symbolic link that leads to no file."""
+    """What is at the path is a folder, a pipe, a socket, a device, or a link, where none is followed."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"{path} is not a regular file")
