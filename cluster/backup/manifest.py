@@ -49,6 +49,10 @@ MAX_MANIFEST_BYTES = 32 << 20
 """Of some 190,000 pieces: a chain of 6 TB."""
 MAX_MANIFEST_CONTAINERS = 400_000
 """The lists in a manifest: two for a piece, three for a snapshot, one for a member or history."""
+NEARLY_FULL, FULL = 0.8, 0.99
+"""Parts of these two limits: from which on a run warns, and copies nothing. What one copies between two manifests takes
+less than the rest.
+"""
 MAX_TEXT = 300
 ID_DIGITS = 32
 
@@ -135,6 +139,22 @@ class Manifest(NamedTuple):
     def size(self) -> int:
         """The bytes of all pieces and snapshots."""
         return sum(piece.size for piece in self.pieces) + sum(row.size for row in self.snapshots)
+
+    @property
+    def filled(self) -> float:
+        """Which part of its limits it takes."""
+        raw = self.encode()
+        lists = raw.count(b"[") + raw.count(b"{")
+        return max(len(raw) / MAX_MANIFEST_BYTES, lists / MAX_MANIFEST_CONTAINERS)
+
+    @property
+    def fullness(self) -> str:
+        """What an operator must know if it is nearly full; empty if it is not."""
+        filled = self.filled
+        if filled < NEARLY_FULL:
+            return ""
+        told = f"{self.key} is {filled:.0%} full, with {len(self.pieces):,} pieces"
+        return f"{told}; back up to another place, and keep this one"
 
     def history_at(self, end: int) -> str:
         """The history of the last record below `end`."""

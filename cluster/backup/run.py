@@ -14,6 +14,7 @@ there if the source still has what follows, and otherwise begins a new chain.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from secrets import token_hex
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from .chain import Chain
 from .contents import shown_time
 from .manifest import (
     FRAMES,
+    FULL,
     MANIFESTS,
     MAX_MANIFEST_BYTES,
     PIECE_BYTES,
@@ -148,30 +150,35 @@ class Backup:
         chain = None if last is None else self._continued(last, source, files)
         run.chain = chain or await run.new_chain(last)
 
-        def stated(time: int, applied: tuple[int, str]) -> Manifest:
-            nonlocal number
-            indices = [row.index for row in run.chain.snapshots]
-            run.chain.trim(keeping.base_of(manifests, run.chain.number, time, indices))
-            number += 1
-            return run.chain.stated(source.status, number, self._writer, time, applied)
+        def stated(chain: Chain, time: int, applied: tuple[int, str]) -> Manifest:
+            indices = [row.index for row in chain.snapshots]
+            chain.trim(keeping.base_of(manifests, chain.number, time, indices))
+            return chain.stated(source.status, number + 1, self._writer, time, applied)
 
         async def commit(manifest: Manifest) -> None:
+            nonlocal number
             await asyncio.to_thread(self._create, manifest)
             manifests.append(manifest)
+            number = manifest.number
 
         async def between() -> None:
-            await commit(stated(run.chain.end.timestamp, UNKNOWN_DIGEST))
+            await commit(manifest := stated(run.chain, run.chain.end.timestamp, UNKNOWN_DIGEST))
+            self._check_room(manifest)
 
+        if run.chain.end.index < source.end:
+            self._check_room(stated(replace(run.chain), now, UNKNOWN_DIGEST))
         await run.extend(source.end, between)
         await run.add_worthy_snapshot()
         if last is not None and run.chain.is_stated_by(last) and abs(now - last.time) < SAID_AGAIN_US:
             return Outcome(last, False, 0, 0, source.known_end, max(0, now - last.time))
         # It has all that was committed when the run began, and perhaps more.
-        manifest = stated(now, (source.status["applied_index"], source.status["digest"]))
+        manifest = stated(run.chain, now, (source.status["applied_index"], source.status["digest"]))
         agrees = self._agrees("here", self._clock(), source)
         gone = keeping.thinned([*manifests, manifest], now, self._keep_us) if agrees else []
         manifest = manifest._replace(thinned=tuple(each.number for each in gone))
         await commit(manifest)
+        if manifest.fullness:
+            self._say(f"{self._store.name}: {manifest.fullness}")
         if agrees:
             twice = [each for each in gone if last is not None and each.number in last.thinned]
             await asyncio.to_thread(self._sweep, manifests, twice, source)
@@ -214,6 +221,11 @@ class Backup:
     def _other_writer(self, key: str) -> BackupRefused:
         reason = f"another backup writes to {self._store.name} (it wrote {key})"
         return BackupRefused(f"{reason}; stop one of the two, or give each its own place")
+
+    def _check_room(self, manifest: Manifest) -> None:
+        """Raise BackupRefused if more pieces might not fit into the manifest."""
+        if manifest.filled >= FULL:
+            raise BackupRefused(f"{self._store.name}: {manifest.fullness}")
 
     def _create(self, manifest: Manifest) -> None:
         """Write a manifest. Blocks. Raises BackupRefused: another writer has taken its number."""

@@ -250,6 +250,8 @@ def status(
 
     with failing():
         last = read_all(store_of(source, store_option), complain)[-1]
+    if last.fullness:
+        complain(last.fullness)
     now, missing = ask(cluster, timeout, lambda client: _now(client, last.end.index))
     if (now["cluster_id"], now["history"]) != (last.cluster_id, last.history):
         complain(f"{source} is the backup of another cluster or history ({last.history}) than {now['history']}")

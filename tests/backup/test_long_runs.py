@@ -11,6 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from quire.cluster import client as quire_client
+from quire.cluster.backup import manifest as manifest_module
+from quire.cluster.backup import run as run_module
 from quire.cluster.backup.contents import Point, choose, read_all
 from quire.cluster.backup.keeper import Keeper
 from quire.cluster.backup.keeping import ORPHAN_S
@@ -421,3 +423,44 @@ def test_a_time_after_a_run_that_was_cut_short_is_not_in_it(
     with pytest.raises(BackupRefused, match="is not in this backup"):
         choose([manifest], Point(time=manifest.time + 1))
     assert choose([manifest], Point(time=manifest.time)) is manifest
+
+
+def test_a_run_whose_manifest_is_nearly_full_says_so_and_one_that_would_fill_it_copies_nothing(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FolderStore(tmp_path / "b")
+    running = Running(store, cluster)
+    size = len(running.run().manifest.encode())
+    monkeypatch.setattr(manifest_module, "MAX_MANIFEST_BYTES", size * 5 // 4)
+
+    longer = running.run().manifest
+
+    assert [each for each in running.said if "full, with 2 pieces; back up to another place" in each]
+    told = CliRunner().invoke(app, ["status", store.name, "--server", cluster.servers])
+    assert "full, with 2 pieces; back up to another place" in told.stderr
+    assert told.exit_code == Exit.DONE
+    monkeypatch.setattr(manifest_module, "MAX_MANIFEST_BYTES", len(longer.encode()))
+    before = store.list("")
+    with pytest.raises(BackupRefused, match="is 100% full, with 2 pieces; back up to another place"):
+        running.run()
+    assert store.list("") == before
+    verified(store)
+
+
+def test_a_long_run_ends_at_a_full_manifest_and_what_it_copied_is_stated(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(20):
+        cluster.leader.apply(*[["add", 1, "x" * 100]] * 50)
+    size = len(Running(FolderStore(tmp_path / "a"), cluster).run().manifest.encode())
+    monkeypatch.setattr(manifest_module, "MAX_MANIFEST_BYTES", size + 500)
+    monkeypatch.setattr(run_module, "MANIFEST_EACH_BYTES", 1)
+    monkeypatch.setattr(run_module, "FULL", 0.8)  # A piece takes much of so small a manifest.
+    store = FolderStore(tmp_path / "b")
+
+    with pytest.raises(BackupRefused, match=r"full, with [0-9] pieces; back up to another place"):
+        Running(store, cluster, piece_bytes=PIECE_BYTES).run(0)
+
+    last = read_all(store, print)[-1]
+    assert sorted(store.list("frames/")) == [piece.file for piece in last.pieces]
+    verified(store)
