@@ -162,6 +162,18 @@ def test_a_folder_without_hard_links_is_refused(tmp_path: Path, monkeypatch: pyt
         check_conditional(FolderStore(tmp_path))
 
 
+def test_a_file_that_is_a_link_is_damage_and_a_folder_may_be_one(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "one").write_bytes(b"x")
+    store = FolderStore(tmp_path / "b")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "frames").symlink_to(tmp_path / "elsewhere")
+    assert store.get("frames/one", 1) == b"x"
+    (tmp_path / "b" / "one").symlink_to(tmp_path / "elsewhere" / "one")
+    with pytest.raises(StoreDamaged, match="it is not a regular file"):
+        store.get("one", 1)
+
+
 def test_a_file_where_a_folder_should_be_is_said(tmp_path: Path) -> None:
     (tmp_path / "b").write_text("a file")
 

@@ -1,14 +1,16 @@
-"""What `quire.log` creates on a file system: its modes, which no umask changes."""
+"""What `quire.log` creates on a file system: its modes, which no umask changes; and what it opens as a file."""
 
 import os
+import socket
 import stat
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
-from quire.log import FileDirectory
+from quire.log import FileDirectory, NotRegularFile, open_regular
 from quire.log.files import FILE_MODE, FOLDER_MODE, make_folder, open_file
+from tests.hostile import in_time
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077, 0o277])
@@ -74,3 +76,31 @@ def test_a_file_in_the_place_of_a_folder_is_an_error(tmp_path: Path) -> None:
         make_folder(tmp_path / "a")
     with pytest.raises(NotADirectoryError):
         make_folder(tmp_path / "a" / "b")
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device", "socket"])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x"
+    match kind:
+        case "folder":
+            path.mkdir()
+        case "pipe":
+            os.mkfifo(path)
+        case "device":
+            path = Path("/dev/null")
+        case _:
+            with socket.socket(socket.AF_UNIX) as bound:
+                bound.bind(str(path))
+    with in_time(kind), pytest.raises(NotRegularFile):
+        open_regular(str(path))
+
+
+def test_a_link_is_followed_unless_none_is_to_be(tmp_path: Path) -> None:
+    link, file = tmp_path / "link", tmp_path / "file"
+    link.symlink_to(file)
+    with pytest.raises(FileNotFoundError):
+        open_regular(str(link))
+    file.touch()
+    os.close(open_regular(str(link)))
+    with pytest.raises(NotRegularFile):
+        open_regular(str(link), os.O_RDONLY | os.O_NOFOLLOW)
