@@ -6,6 +6,7 @@ from quire import exports
 
 if TYPE_CHECKING:
     from .core import NEW_NODE_ID as NEW_NODE_ID
+    from .core import NODE_ID as NODE_ID
     from .core import NODE_ID_FORM as NODE_ID_FORM
     from .core import Member as Member
     from .core import Members as Members
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 # Imported when first asked for: a command or a standalone log needs only the address parser; the rest takes 150 ms.
 _MODULES = {
-    "core": "NEW_NODE_ID NODE_ID_FORM Member Members Promise Reason Role",
+    "core": "NEW_NODE_ID NODE_ID NODE_ID_FORM Member Members Promise Reason Role",
     "disk": "Disk Placed Write",
     "durations": "Durations",
     "ports": "Ports",

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, FilePath, model_val
 from pydantic_settings import NoDecode
 
 from quire.log import LARGEST_STORE_BYTES
-from quire.replication import NEW_NODE_ID, NODE_ID_FORM
+from quire.replication import NODE_ID, NODE_ID_FORM
 from quire.replication.address import host_and_port
 from quire.sm import SESSION_TTL_S, STATE_BYTES
 
@@ -28,7 +28,7 @@ _INTEGER = re.compile(r"-?[0-9]{1,19}")
 
 
 def _checked_node_id(node_id: str) -> str:
-    if not NEW_NODE_ID.fullmatch(node_id):
+    if not NODE_ID.fullmatch(node_id):
         raise ValueError(f"{node_id!r} is not a node id; use {NODE_ID_FORM}")
     return node_id
 

@@ -23,7 +23,7 @@ from quire.log import (
     walk_frames,
     wall_clock,
 )
-from quire.replication import Members
+from quire.replication import NEW_NODE_ID, NODE_ID_FORM, Members
 from quire.sm import (
     MAX_SESSIONS,
     SESSION_BYTES,
@@ -54,7 +54,7 @@ FIXED_LIMITS = ("max_frame_bytes", "session_ttl_s", "state_bytes")
 
 
 class GenesisRefused(ClusterError):
-    """The cluster's genesis and this node's configuration differ; the text names both values."""
+    """The cluster's genesis and this node's configuration differ, or it would name a member as none may be called."""
 
 
 class GenesisInvalid(ClusterError):
@@ -93,7 +93,15 @@ def make_genesis(
     config: ServeConfig,
     features: Collection[str] = FEATURES,
 ) -> bytes:
-    """A genesis frame with a new cluster_id, for index 0 and epoch 0. `features` are those that all members offer."""
+    """A genesis frame with a new cluster_id, for index 0 and epoch 0. `features` are those that all members offer.
+
+    Raises:
+        GenesisRefused: a member has an id that no new one may have.
+    """
+    for member in members.members:
+        if not NEW_NODE_ID.fullmatch(member.node_id):
+            named = f"initial_members ({flag_of('initial_members')}) names {member.node_id!r}"
+            raise GenesisRefused(f"{named}, which is not an id for a new node; use {NODE_ID_FORM}")
     value: dict[str, object] = {
         "type": "genesis",
         "cluster_id": os.urandom(CLUSTER_ID_BYTES),

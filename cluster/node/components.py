@@ -127,7 +127,7 @@ class NodeResources:
         """Wait until the cluster is formed; store its genesis frame, durably.
 
         Raises:
-            GenesisRefused: the cluster is not the one that this node is configured for.
+            GenesisRefused: the cluster is not the one that this node is configured for, or cannot be formed of it.
         """
         frame = await forming.run(self.http)
         check_genesis(read_genesis(frame), self.machine, self.config)

@@ -12,7 +12,7 @@ of `core`; `status`, which is all that others may know; and `invariants`, which 
 from . import actions, events
 from .core import Core
 from .events import Reason
-from .members import MAX_MEMBERS, NEW_NODE_ID, NODE_ID_FORM, Identity, Member, Members, Role
+from .members import MAX_MEMBERS, NEW_NODE_ID, NODE_ID, NODE_ID_FORM, Identity, Member, Members, Role
 from .messages import Promise
 from .state import CoreOptions, LogView, State
 from .status import NodeRole, Status
@@ -20,6 +20,7 @@ from .status import NodeRole, Status
 __all__ = [
     "MAX_MEMBERS",
     "NEW_NODE_ID",
+    "NODE_ID",
     "NODE_ID_FORM",
     "Core",
     "CoreOptions",

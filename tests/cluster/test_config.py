@@ -237,7 +237,7 @@ def test_everything_that_is_missing_is_named_at_once() -> None:
         ({"members": "n1=10.0.0.1:1,n2=[::ffff:10.0.0.1]:1"}, "same address"),
         ({"members": "n1=[::1]:1,n2=[0::1]:1"}, "same address"),
         ({"members": "n1=a:1,N2=b:1"}, "'N2' is not a node id"),
-        ({"members": "n1=a:1,-n2=b:1"}, "'-n2' is not a node id"),
+        ({"members": "n1=a:1,_n2=b:1"}, "'_n2' is not a node id"),
         ({"members": "n1=a:1,n2=b:x"}, "HOST:PORT"),
         ({"members": "n1=a:1,"}, "ID=HOST:PORT"),
         ({"initial_members": "n1,n9"}, "initial_members names 'n9'"),
