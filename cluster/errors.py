@@ -460,7 +460,7 @@ class NodeUnreachable(ClusterError):
 class Overloaded(ClusterError):
     """A limit on waiting work is reached; nothing was written."""
 
-    def __init__(self, retry_after_s: float = RETRY_AFTER_S, why: str = "overloaded") -> None:
+    def __init__(self, why: str, retry_after_s: float = RETRY_AFTER_S) -> None:
         super().__init__(f"{why}; try again in {retry_after_s:g} s")
         self.retry_after_s = retry_after_s
 

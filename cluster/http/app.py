@@ -207,7 +207,7 @@ def errors_as_problems(known_headers: frozenset[str], unknown_path: str = "Not F
             check_whole(request)
             preflight = admission.browsers.admit(request, known_headers)
             if admission.connections.refuses(request):
-                raise Overloaded()
+                raise admission.connections.refusal()
             if preflight is None:
                 authorization.admit(request)
                 _refuse_headers(request, known_headers)

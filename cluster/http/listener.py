@@ -14,7 +14,6 @@ from aiohttp import web
 
 from quire.replication.net.sockets import end_all
 
-from ..errors import Overloaded
 from .admission.addresses import address_of
 from .admission.connections import Connection, ConnectionLimit, Refusal
 from .handshakes import ContextsInForce, Handshakes
@@ -94,7 +93,7 @@ class Listener:
         if place is None and has_tls:
             accepted.close()  # An answer would cost a handshake.
         elif place is None:
-            self._run(self._serve(accepted, Refusal(problem_of(Overloaded(), ""))), self._starting)
+            self._run(self._serve(accepted, Refusal(problem_of(self._connections.refusal(), ""))), self._starting)
         elif has_tls:
             self._run(self._handshakes.start(accepted, place), self._shaking_hands)
         else:

@@ -39,6 +39,7 @@ from ..errors import (
 from .applying import Applying
 
 OVERLOADED_RETRY_S = 1.0
+TOO_MANY_WAIT = "as many writes wait for the leader's writer as may, as many bytes of them, or one has waited too long"
 APPLY_BEHIND_S = 2.0
 """A leader refuses writes while a record has been known to be committed for this long and is not applied."""
 CHECK_S = 0.01  # A machine that is not quick checks for this long before the loop gets a turn,
@@ -140,7 +141,7 @@ class Pending:
         waiter = write.owner
         match reason:
             case Reason.OVERLOADED:
-                waiter.fail(Overloaded(OVERLOADED_RETRY_S))
+                waiter.fail(Overloaded(TOO_MANY_WAIT, OVERLOADED_RETRY_S))
             case Reason.DISK_FULL:
                 waiter.fail(DiskFullError())
             case Reason.RESOURCES_EXHAUSTED:
@@ -392,7 +393,7 @@ class Writing:
             return None
         if self._unapplied_before_it_led:
             return StateUnavailable(self.backlog)
-        return Overloaded(OVERLOADED_RETRY_S, self.backlog)
+        return Overloaded(self.backlog, OVERLOADED_RETRY_S)
 
     @property
     def backlog(self) -> str:

@@ -81,7 +81,7 @@ async def test_a_write_is_refused_undecoded_once_another_has_waited_for_the_limi
     at_the_limit = turns.turn(LARGE)
     at_the_limit.send(None)
     now = WAIT_S + 0.001
-    with pytest.raises(Overloaded):
+    with pytest.raises(Overloaded, match=r"^a write waits for at most 1 s to be decoded;"):
         turns.turn(LARGE).send(None)
 
     with pytest.raises(StopIteration):

@@ -195,6 +195,7 @@ async def test_a_session_may_have_its_window_in_flight_and_no_more(cluster: Runn
         await waiting(cluster, 3)
 
     assert (beyond.status, beyond.problem, beyond.headers["Retry-After"]) == (429, "overloaded", "1")
+    assert beyond.document["detail"].startswith(f"at most {SESSION_WINDOW:,} commands of a session are under way;")
     async with asyncio.timeout(DEADLINE_S):
         assert [(await reply).status for reply in (most, last, others)] == [200] * 3
     assert (await add_0(cluster, at, place(session, SESSION_WINDOW + 1))).status == 200
@@ -264,6 +265,8 @@ async def test_above_the_connection_limit_only_peers_are_answered_and_above_the_
         assert status == refusal_status == b"HTTP/1.1 429 Too Many Requests"
         assert headers[b"Retry-After"] == refusal_headers[b"Retry-After"] == b"1"
         assert orjson.loads(body)["type"] == orjson.loads(refusal)["type"] == "urn:quire:problem:overloaded"
+        assert "connections are open" in orjson.loads(body)["detail"]
+        assert "connections are open" in orjson.loads(refusal)["detail"]
         assert await surplus.at_end()
         assert await too_many.at_end()
         assert peer_status == b"HTTP/1.1 400 Bad Request"  # Admitted; the request is no WebSocket's.

@@ -44,7 +44,7 @@ async def test_a_cluster_is_not_formed_of_a_node_whose_id_begins_with_a_hyphen(t
     node = await run(config_of(tmp_path))
 
     assert "initial_members (--initial-members) names '-a'" in str(node.health.failure)
-    assert "identity" not in {path.name for path in tmp_path.iterdir()}
+    assert not (tmp_path / "identity").exists()
 
 
 def test_every_node_may_name_a_member_whose_id_begins_with_a_hyphen() -> None:

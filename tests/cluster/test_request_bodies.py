@@ -109,6 +109,7 @@ async def test_all_bodies_together_may_be_as_long_as_the_limit_and_no_longer(
     assert (fits.status, alone.status, beside.status) == (200, 200, 200)
     for refused in (too_much, not_alone):
         assert (refused.status, refused.problem, refused.headers["Retry-After"]) == (429, "overloaded", "1")
+        assert refused.document["detail"].startswith(f"at most {LIMIT:,} bytes of request bodies are held;")
     assert b" 200 " in await first.answer()
     first.hang_up()
     await holds(cluster, bodies, 0)

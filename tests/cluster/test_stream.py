@@ -351,7 +351,7 @@ async def test_what_comes_after_a_refused_message_is_not_appended_while_an_earli
     proposed: list[Write[Any]] = []
     monkeypatch.setattr(node.components.replica.driver, "propose", proposed.append)
     messages = [pack([sequence, [["add", 1]]]) for sequence in (1, 2, 3)]
-    script = Script(*messages[:2], lambda: proposed[1].owner.fail(Overloaded()), messages[2])
+    script = Script(*messages[:2], lambda: proposed[1].owner.fail(Overloaded("full")), messages[2])
     request, socket = cast("Any", Gone({REQUEST_ID_KEY: "a request"})), cast("Any", script)
     stream = CommandStream(node.components, node.config, request, socket, 7, OpenStream(time.monotonic))
 

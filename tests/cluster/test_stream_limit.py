@@ -51,7 +51,7 @@ def test_the_stream_that_was_idle_for_longest_makes_room_and_one_that_was_just_o
     with limited.slot("b") as older:
         clock.now_s += YIELDS_AFTER_S / 2
         with limited.slot("c") as newer:
-            with pytest.raises(Overloaded), limited.slot("a"):
+            with pytest.raises(Overloaded, match=r"^at most 2 streams are open;"), limited.slot("a"):
                 pass
             clock.now_s += YIELDS_AFTER_S / 2
 
@@ -70,7 +70,7 @@ def test_one_address_gets_half_of_the_slots_and_the_idlest_of_its_own_makes_room
         clock.now_s += YIELDS_AFTER_S
         own = [opened.enter_context(limited.slot("a")) for _ in range(2 * LEAST_SHARE)]
 
-        with pytest.raises(Overloaded), limited.slot("a"):
+        with pytest.raises(Overloaded, match=r"^at most 512 streams are open for one caller;"), limited.slot("a"):
             pass
         opened.enter_context(limited.slot("b"))
         clock.now_s += YIELDS_AFTER_S
@@ -116,7 +116,7 @@ def test_one_address_gets_half_of_the_bytes_but_for_a_single_response() -> None:
     limited.reserve(first, "a", LEAST_SHARE_BYTES)
     limited.reserve(second, "a", LEAST_SHARE_BYTES)
 
-    with pytest.raises(Overloaded):
+    with pytest.raises(Overloaded, match=r"^at most 67,108,864 bytes of responses are held for one caller;"):
         limited.reserve(third, "a", 1)
     limited.reserve(other, "b", LEAST_SHARE_BYTES)
     limited.release(first)

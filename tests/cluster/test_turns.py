@@ -47,6 +47,7 @@ class Callers:
         self.counted = CountedTurns()
         self.done: list[tuple[int, str, int]] = []
         self.refused: list[str] = []
+        self.why: list[str] = []
         self.gone: set[str] = set()
 
     async def __aenter__(self) -> Self:
@@ -67,8 +68,9 @@ class Callers:
             for _ in range(pieces):
                 await work.turn(rows)
                 self.done.append((self.counted.number, name, rows))
-        except (Overloaded, ConnectionResetError):
+        except (Overloaded, ConnectionResetError) as error:
             self.refused.append(name)
+            self.why.append(str(error))
 
     def rows_of_turns(self) -> list[int]:
         rows: Counter[int] = Counter()
@@ -195,6 +197,10 @@ async def test_so_many_requests_of_a_route_wait_and_of_one_share_half_of_them() 
         assert first.done()
         assert len(callers.turns) == WAITING_LIMIT
         assert callers.refused == [f"a {share_of(WAITING_LIMIT)}", "c 0"]
+        assert callers.why == [
+            "at most 256 requests of GET /cursors wait for one caller; try again in 1 s",
+            "at most 512 requests of GET /cursors wait; try again in 1 s",
+        ]
         other, written = callers.work("other", "c", "GET /state").turn(), callers.work("w", "c", begun=True).turn()
         assert other.send(None) is not None, "another route has its own number"
         assert written.send(None) is not None, "what has begun is never refused"
@@ -217,6 +223,7 @@ async def test_a_request_that_waited_for_the_limit_is_refused_and_costs_no_turn(
         await asyncio.gather(*old, new, written)
 
         assert callers.refused == ["older", "old"]
+        assert set(callers.why) == {"the request waited for more than 5 s for its turn; try again in 1 s"}
         assert callers.names == ["first", "new"]
 
 

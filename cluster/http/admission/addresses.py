@@ -9,6 +9,8 @@ from typing import Any
 
 from quire.replication.address import host_of
 
+from ...errors import Overloaded
+
 SHARES = 2  # Of each limit; one address gets one.
 LEAST_SHARE = 256  # Connections, streams or long polls: clients behind one proxy, or on one machine.
 LEAST_SHARE_BYTES = 32 << 20
@@ -31,3 +33,9 @@ def address_of(peername: Any) -> str:
 def share_of(limit: int, least: int = LEAST_SHARE) -> int:
     """How much of a limit one address may have. A limit up to `least` is not divided."""
     return max(limit // SHARES, min(limit, least))
+
+
+def full(limit: int, what: str, *, is_whole: bool, least: int = LEAST_SHARE) -> Overloaded:
+    """The refusal of one more: the whole limit is taken, or one address's share of it."""
+    most, of_one = (limit, "") if is_whole else (share_of(limit, least), " for one caller")
+    return Overloaded(f"at most {most:,} {what}{of_one}")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from aiohttp import web
 
 from ...errors import Overloaded
-from .addresses import share_of
+from .addresses import full, share_of
 
 LONG_POLLS_LIMIT = 1024
 
@@ -31,7 +31,7 @@ class ConcurrencyLimit:
             Overloaded: all slots are taken.
         """
         if self._count >= self._limit:
-            raise Overloaded()
+            raise full(self._limit, "such requests are under way", is_whole=True)
         self._count += 1
         try:
             yield
@@ -64,7 +64,8 @@ class LongPollLimit:
         if self._is_full(origin):
             self._cancel_abandoned()
         if self._is_full(origin):
-            raise Overloaded()
+            is_whole = len(self._tasks) >= self._limit
+            raise full(self._limit, "requests of GET /records wait for a record", is_whole=is_whole)
         self._tasks[task] = request, origin
         self._of_origin[origin] += 1
         try:
@@ -111,7 +112,7 @@ class SessionLimit:
             Overloaded: more than `window` would be in flight. The session could no longer answer a retry of the oldest.
         """
         if self._in_flight[session] + count > window:
-            raise Overloaded()
+            raise Overloaded(f"at most {window:,} commands of a session are under way")
         self._in_flight[session] += count
         try:
             yield

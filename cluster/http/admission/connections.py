@@ -40,10 +40,10 @@ from quire.replication.net.sockets import drop_frames
 
 from ...access.tls import Certificate, Tls, expiry_of, node_in
 from ...access.tokens import without_tokens
-from ...errors import Malformed
+from ...errors import Malformed, Overloaded
 from ..problems import ExpectationUnknown, problem_of
 from ..request import REQUEST_ID_KEY, identify, waits_on_purpose
-from .addresses import share_of
+from .addresses import full, share_of
 from .reading import ReadingTurns
 
 CONNECTIONS_LIMIT = 10_000
@@ -113,6 +113,10 @@ class ConnectionLimit:
         """Whether the request came over a connection above the limit or its address's share, and is not a peer's."""
         connection = request.protocol
         return isinstance(connection, Connection) and connection.place.is_surplus and request.path not in PEER_PATHS
+
+    def refusal(self) -> Overloaded:
+        """Why such a request is refused, or a connection when there is no room even in the reserve."""
+        return full(self.limit, "connections are open", is_whole=len(self._places) > self.limit)
 
     def end_peers_before(self, tls: Tls) -> None:
         """End peers' connections that began under other contexts: now, or after the response that is being sent.

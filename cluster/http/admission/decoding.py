@@ -18,6 +18,7 @@ from ...errors import ClusterError, Overloaded
 
 LARGE_BYTES = 16 << 10  # A smaller body is decoded in less time than its request took to parse.
 WAIT_S = 1.0
+LATE = f"a write waits for at most {WAIT_S:g} s to be decoded"
 
 
 class _Waiting(NamedTuple):
@@ -47,12 +48,12 @@ class DecodingTurns:
         if size > LARGE_BYTES:
             arrived = self._clock()
             if self._waiting and arrived - self._waiting[0].since > WAIT_S:
-                raise Overloaded()
+                raise Overloaded(LATE)
             await self._own_turn()
             if (refusal := self._refusal()) is not None:
                 raise refusal
             if self._clock() - arrived > WAIT_S:
-                raise Overloaded()
+                raise Overloaded(LATE)
 
     async def turn_of_stream(self) -> None:
         """`turn` for a large message of a stream, but without refusals: waiting slows the client down."""

@@ -18,7 +18,7 @@ from aiohttp import web
 from quire.replication.net.sockets import close_socket
 
 from ...errors import BodyTimeout, LimitExceeded, Overloaded
-from .addresses import LEAST_SHARE_BYTES, share_of
+from .addresses import LEAST_SHARE_BYTES, full, share_of
 from .connections import abort
 from .turns import Work
 
@@ -95,6 +95,10 @@ class _HeldBytes:
             abort(oldest.request)
             self._forget(oldest)
 
+    def _full(self, size: int, what: str) -> Overloaded:
+        is_whole = self.held_bytes + size > self._limit
+        return full(self._limit, f"bytes of {what} are held", is_whole=is_whole, least=LEAST_SHARE_BYTES)
+
     def _grow(self, transfer: _Transfer, size: int) -> None:
         transfer.size += size
         self.held_bytes += size
@@ -160,7 +164,7 @@ class RequestBodyLimit(_HeldBytes):
             raise ConnectionResetError("the caller was cut off to make room for others")
         body.moved_at = time.monotonic()
         if not self._make_room(size, body) and self.held_bytes > body.size:  # A single one may exceed it.
-            raise Overloaded()
+            raise self._full(size, "request bodies")
         self._grow(body, size)
 
 
@@ -183,7 +187,7 @@ class ResponseBodyLimit(_HeldBytes):
             transfer = _Transfer(request, origin, complete=True)
         more = size - transfer.size
         if not self._make_room(more, transfer) and self.held_bytes > transfer.size:  # A single one may exceed it.
-            raise Overloaded()
+            raise self._full(more, "responses")
         if transfer not in self._transfers:
             request[_RESPONSE] = transfer
             self._transfers.add(transfer)

@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager
 
-from ...errors import Overloaded
-from .addresses import share_of
+from .addresses import full, share_of
 
 STREAMS_LIMIT = 1024  # Of /commands/stream on one node, carried ones included: each may hold a window of memory.
 STREAM_IDLE_S = 300.0
@@ -79,9 +78,9 @@ class StreamLimit:
         """
         own = [stream for stream in self._streams if stream.origin == origin]
         if len(own) >= share_of(self._limit) and not self._end_the_idlest(own):
-            raise Overloaded()
+            raise full(self._limit, "streams are open", is_whole=False)
         if len(self._streams) >= self._limit and not self._end_the_idlest(self._streams):
-            raise Overloaded()
+            raise full(self._limit, "streams are open", is_whole=True)
         stream = OpenStream(self._clock, origin, is_allowed)
         self._streams.add(stream)
         try:

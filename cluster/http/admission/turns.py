@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 from ...errors import Overloaded
-from .addresses import share_of
+from .addresses import full, share_of
 
 ROWS_IN_TURN = 512
 BYTES_IN_TURN = 256 << 10
@@ -30,6 +30,7 @@ PIECE_ROWS = 128
 """Of a long answer: other shares have their part of a turn, too."""
 WAITING_LIMIT = 512
 WAIT_S = 5.0
+LATE = f"the request waited for more than {WAIT_S:g} s for its turn"
 LONG_TURN_MS = 20
 """Of processor time: a turn during which the process waited for a processor, or was stopped, is none."""
 
@@ -85,9 +86,9 @@ class Turns:
     async def wait(self, work: "Work", cost: int) -> None:
         """Wait for a turn. Raises as `Work.turn`."""
         route, of_share = work.route, (work.route, work.share)
-        is_full = self._of_route[route] >= WAITING_LIMIT or self._of_share[of_share] >= share_of(WAITING_LIMIT)
-        if is_full and not work.has_begun:
-            raise Overloaded()
+        is_whole = self._of_route[route] >= WAITING_LIMIT
+        if (is_whole or self._of_share[of_share] >= share_of(WAITING_LIMIT)) and not work.has_begun:
+            raise full(WAITING_LIMIT, f"requests of {route} wait", is_whole=is_whole)
         waiting = _Waiting(work, cost)
         # By the request's age alone: requests that have begun may be new, and keep coming. Its own pieces are in order.
         heappush(self._queues.setdefault(work.share, []), (work.number, next(self._numbers), waiting))
@@ -175,4 +176,4 @@ class Work:
         if self._is_gone():
             return ConnectionResetError("the caller has gone")
         waited_s = 0.0 if self._since is None else self._turns.clock() - self._since
-        return Overloaded() if waited_s > WAIT_S and not self.has_begun else None
+        return Overloaded(LATE) if waited_s > WAIT_S and not self.has_begun else None
