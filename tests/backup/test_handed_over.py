@@ -135,3 +135,18 @@ def test_a_folder_that_is_there_keeps_its_mode(cluster: Cluster, tmp_path: Path)
     found = modes_below(tmp_path / "backup")
     assert found.pop("folder 777") == str(tmp_path / "backup")
     assert set(found) == {"folder 750", "file 640"}
+
+
+def test_the_start_of_a_machine_that_is_not_built_in_is_printed_with_a_place_for_the_class(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    assert quire(tmp_path, "backup", "backup", "--server", cluster.servers).code == 0
+
+    restored = quire(tmp_path, "restore", "backup", "--data-dir", "n1", "--fork", "drill")
+    recovered = quire(tmp_path, "recover", "--data-dir", "n1", "--cluster", "drill")
+
+    for ended in (restored, recovered):
+        assert ended.code == 0, ended.stderr
+        [start] = [line for line in ended.stdout.splitlines() if line.startswith("    quire serve ")]
+        assert start.endswith(" --data-dir n1 --machine MODULE:CLASS")
+        assert f"'{NAME}', which is not built in: give its class for MODULE:CLASS" in ended.stdout

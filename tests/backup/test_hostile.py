@@ -221,7 +221,7 @@ def test_a_command_that_a_restore_prints_is_pasted_as_it_is_meant(copy: Path, tm
 
     lines = [line.strip() for line in ended(arguments, "restore").stdout.splitlines() if line.startswith("    ")]
 
-    start = ["quire", "serve", "--node", "n1", "--listen", address, "--data-dir", data_dir]
+    start = ["quire", "serve", "--node", "n1", "--listen", address, "--data-dir", data_dir, "--machine", "kv"]
     add = ["quire", "members", "add", "NODE=HOST:PORT", "--server", address]
     assert list(map(shlex.split, lines)) == [start, add]
 

@@ -19,6 +19,7 @@ from quire.cluster.cli.output import Exit
 from tests.processes.cluster import Cluster, Clusters, Node, Unreachable, run_quire
 from tests.processes.retriers import COUNT, COUNTER, FLAGS
 
+MACHINE = FLAGS[FLAGS.index("--machine") + 1]
 WRITERS = 4
 WRITTEN = 200
 """Commands that are acknowledged before all nodes are killed."""
@@ -87,6 +88,7 @@ def start_as_printed(cluster: Cluster, node: Node, line: object, data_dir: Path)
     given = dict(zip(words[2::2], words[3::2], strict=True))
     assert (given.pop("--node"), given.pop("--listen")) == (node.node_id, node.address)
     assert given.pop("--data-dir") == str(data_dir)
+    assert given["--machine"] == MACHINE
     node.data_dir = data_dir
     node.flags = [word for pair in given.items() for word in pair] + cluster.flags
     node.start()

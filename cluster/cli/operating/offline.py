@@ -75,6 +75,19 @@ def options_for(max_frame_bytes: int) -> "LogOptions":
     return LogOptions(segment_bytes=segment_bytes, segment_overflow_bytes=overflow, max_frame_bytes=max_frame_bytes)
 
 
+def machine_of(recorded: str) -> tuple[list[str], str]:
+    """The flags that start a node with the recorded machine, and what is to be filled in there; empty if nothing is.
+
+    A recorded name may be an attacker's, so that none but those of built-in machines is a part of a command.
+    """
+    from quire.sm.machines.registry import BUILT_IN
+
+    if recorded in BUILT_IN:
+        return ["--machine", recorded], ""
+    named = f"Its machine is recorded as {recorded[:80]!r}, which is not built in"
+    return ["--machine", "MODULE:CLASS"], f"{named}: give its class for MODULE:CLASS."
+
+
 # Who answers
 
 

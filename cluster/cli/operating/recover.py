@@ -14,7 +14,7 @@ import typer
 from ..connection import Json, fail_usage
 from ..output import say, to_json
 from ..progress import shown_bytes
-from .offline import Caller, MayAnswer, locked, options_for
+from .offline import Caller, MayAnswer, locked, machine_of, options_for
 
 if TYPE_CHECKING:
     from quire.log import Directory, LogOptions
@@ -52,6 +52,7 @@ def recover_node(
     from quire.replication.address import host_and_port
 
     from ...access.tls import TlsFiles
+    from ...data_dir.identity import read_identity
     from ...data_dir.recovery import make_plan, read_plan, recover, refuse_unfinished
 
     if only_inspect == (cluster is not None):
@@ -74,7 +75,8 @@ def recover_node(
         caller = _caller(plan, cluster, files, peer_secret_file)
         caller.check_nobody_answers(plan.others, hidden=as_json)
         recover(directory, plan, _options(directory))
-    _tell(plan, data_dir, as_json=as_json)
+        identity = read_identity(directory)
+    _tell(plan, data_dir, "" if identity is None else identity.machine[0], as_json=as_json)
 
 
 def _inspected(directory: "Directory", hidden: bool) -> "Survivor":
@@ -142,10 +144,11 @@ def _show(found: "Survivor", *, as_json: bool) -> None:
     say("Recover the survivor with the greatest last epoch and, of equal ones, the greatest end.")
 
 
-def _tell(plan: "RecoveryPlan", data_dir: Path, *, as_json: bool) -> None:
+def _tell(plan: "RecoveryPlan", data_dir: Path, recorded_machine: str, *, as_json: bool) -> None:
+    machine, to_fill_in = machine_of(recorded_machine)
     listening = ["--node", plan.node_id, "--listen", plan.address]
-    start = shlex.join(["quire", "serve", *listening, "--data-dir", str(data_dir)])
-    joining = ["--data-dir", "EMPTY_DIR", "--join", plan.address]
+    start = shlex.join(["quire", "serve", *listening, "--data-dir", str(data_dir), *machine])
+    joining = ["--data-dir", "EMPTY_DIR", "--join", plan.address, *machine]
     joins = {
         node: shlex.join(["quire", "serve", "--node", node, "--listen", address, *joining])
         for node, address in plan.others
@@ -163,6 +166,8 @@ def _tell(plan: "RecoveryPlan", data_dir: Path, *, as_json: bool) -> None:
         say(f"Those from index {plan.commit_index} on might not have been acknowledged to the clients that wrote them.")
     say("Start it, with its other flags as before, but without --members and --join:")
     say(f"    {start}")
+    if to_fill_in:
+        say(to_fill_in)
     if add is not None:
         say("Start the others with empty directories, each on its machine; their old directories are refused:")
         for line in joins.values():

@@ -17,7 +17,7 @@ from ..backup import StoreOptions, failing, store_of
 from ..connection import Json, fail_usage
 from ..output import complain, say, to_json
 from ..progress import shown_bytes
-from .offline import Caller, locked, options_for
+from .offline import Caller, locked, machine_of, options_for
 
 if TYPE_CHECKING:
     from ...backup.manifest import Manifest
@@ -119,7 +119,8 @@ def _tell(plan: "RestorePlan", manifest: "Manifest", data_dir: Path, *, as_json:
     from ...backup.contents import shown_time
 
     command = ["quire", "serve", "--node", plan.node_id, "--listen", plan.address, "--data-dir", str(data_dir)]
-    start = shlex.join(command)
+    machine, to_fill_in = machine_of(manifest.machine[0])
+    start = shlex.join(command + machine)
     if as_json:
         facts: dict[str, object] = {"node_id": plan.node_id, "history": plan.history.hex(), "cluster": plan.name}
         facts |= {"manifest": manifest.number, "end": plan.end.index, "time": plan.end.timestamp, "start": start}
@@ -130,5 +131,7 @@ def _tell(plan: "RestorePlan", manifest: "Manifest", data_dir: Path, *, as_json:
     say(f"It is the only voter, in the new history {plan.history.hex()}.")
     say("Start it, with its other flags as before, but without --members and --join:")
     say(f"    {start}")
+    if to_fill_in:
+        say(to_fill_in)
     say("Add others, which start with empty directories, as `quire members add` prints it:")
     say(f"    quire members add NODE=HOST:PORT --server {shlex.quote(plan.address)}")
