@@ -209,6 +209,8 @@ def verify(
     from ..backup.manifest import sizes_of
     from ..backup.verify import Verification, replay
 
+    if machine is not None and not with_replay:
+        fail_usage("--machine goes with --replay")
     with failing():
         store = store_of(source, store_option)
         manifests = read_all(store, complain)

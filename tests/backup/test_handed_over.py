@@ -150,3 +150,10 @@ def test_the_start_of_a_machine_that_is_not_built_in_is_printed_with_a_place_for
         [start] = [line for line in ended.stdout.splitlines() if line.startswith("    quire serve ")]
         assert start.endswith(" --data-dir n1 --machine MODULE:CLASS")
         assert f"'{NAME}', which is not built in: give its class for MODULE:CLASS" in ended.stdout
+
+
+def test_a_machine_without_a_replay_is_a_usage_error(tmp_path: Path) -> None:
+    ended = CliRunner().invoke(app, ["verify", str(tmp_path), "--machine", NAME])
+
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert "--machine goes with --replay" in ended.stderr
