@@ -16,6 +16,7 @@ QUIET_S = 3.0
 """A command that runs until Ctrl-C has said all it has to say: it printed something, and then nothing for so long."""
 LONGEST_TALK_S = 15.0
 """One that never stops printing is interrupted after so long."""
+JOBS_END_S = 30.0
 POLL_S = 0.2
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -135,7 +136,14 @@ class Shell:
         return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
     def end(self) -> None:
-        """Kill the shell and everything that it started."""
+        """End the jobs, and with them what they began in sessions of their own; kill the shell and everything else."""
+        for pid in children(self._process.pid):
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGTERM)
+        end = time.monotonic() + JOBS_END_S
+        while children(self._process.pid) and time.monotonic() < end:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(POLL_S)
         kill_session(self._process)
         os.close(self._says)
 

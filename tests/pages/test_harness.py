@@ -8,6 +8,7 @@ import pytest
 
 from tests.pages.page import After, Kind, PageError, StandIn, parse
 from tests.pages.running import Run, Wrong
+from tests.pages.shell import Shell, of_session
 from tests.pages.transcript import difference
 
 pytestmark = pytest.mark.full
@@ -133,6 +134,19 @@ def test_what_starts_over_forgets_variables_jobs_and_files(runs: Runs, tmp_path:
     )
 
     assert (tmp_path / "checkout" / "n1.toml").read_text() == 'node = "n1"\n'
+
+
+def test_a_job_that_began_a_session_of_its_own_ends_it_before_the_shell_is_killed(tmp_path: Path) -> None:
+    shell = Shell(tmp_path, Bare(tmp_path, Path(sys.executable)).environment(), tmp_path)
+    shell.run(
+        "(setsid sleep 600 & started=$!; trap 'kill $started; exit' TERM; echo $started >pid; wait) &\nuntil [ -s pid ]; do sleep 0.1; done"
+    )
+    started = int((tmp_path / "pid").read_text())
+    assert started in of_session(started)
+
+    shell.end()
+
+    assert of_session(started) == []
 
 
 def test_a_stand_in_is_run_in_place_of_what_the_page_says(runs: Runs) -> None:
