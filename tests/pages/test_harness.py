@@ -138,9 +138,8 @@ def test_what_starts_over_forgets_variables_jobs_and_files(runs: Runs, tmp_path:
 
 def test_a_job_that_began_a_session_of_its_own_ends_it_before_the_shell_is_killed(tmp_path: Path) -> None:
     shell = Shell(tmp_path, Bare(tmp_path, Path(sys.executable)).environment(), tmp_path)
-    shell.run(
-        "(setsid sleep 600 & started=$!; trap 'kill $started; exit' TERM; echo $started >pid; wait) &\nuntil [ -s pid ]; do sleep 0.1; done"
-    )
+    shell.run("(setsid sleep 600 & started=$!; trap 'kill $started; exit' TERM; echo $started >pid; wait) &")
+    shell.run("until [ -s pid ]; do sleep 0.1; done")
     started = int((tmp_path / "pid").read_text())
     assert started in of_session(started)
 
