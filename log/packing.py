@@ -87,6 +87,12 @@ class _Unpacker(Protocol):
 array_head: Callable[[int], bytes] = msgpack.Packer(autoreset=True).pack_array_header
 """Returns the smallest msgpack head of an array of so many items, which follow it."""
 
+
+def array_items(packed: bytes, count: int) -> bytes:
+    """The items of an array of so many that was packed here: what follows its head."""
+    return packed[len(array_head(count)) :]
+
+
 _packer: Callable[[object], bytes] = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 _unpackb: Callable[..., object] = msgpack.unpackb
 _new_unpacker: Callable[..., _Unpacker] = msgpack.Unpacker

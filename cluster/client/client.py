@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Self, TypedDict
 from urllib.parse import urlencode
 
 from quire.log import Value
-from quire.log.packing import array_head
+from quire.log.packing import array_items
 
 from ..access.client_credentials import ClientCredentials
 from .admin import Admin
@@ -153,7 +153,7 @@ class Client(Admin):
         count = len(commands)
         if not count:
             raise BadRequest({"status": 400, "detail": "the batch is empty; send at least one command"})
-        packed, stream = pack_or_refuse(list(commands))[len(array_head(count)) :], self._connection.stream
+        packed, stream = array_items(pack_or_refuse(list(commands)), count), self._connection.stream
         answer = stream.pipeline.submit_batch(packed, count)
         if answer is None:
             stream.start()

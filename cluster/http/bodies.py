@@ -11,7 +11,7 @@ from aiohttp import web
 
 from quire.log import pack
 from quire.log.json_text import to_json
-from quire.log.packing import array_count, array_head
+from quire.log.packing import array_count, array_head, array_items
 
 from ..errors import LimitExceeded, Malformed
 from ..values import DEPTH_LIMIT, decode_json, decode_msgpack, decode_ndjson, not_empty
@@ -141,7 +141,7 @@ async def answer_rows(
         chosen = found[first : first + PIECE_ROWS]
         await work.turn(len(chosen))
         rows = await rows_of(chosen)
-        pieces.append(to_json(rows)[1:-1] if json else pack(rows)[len(array_head(len(rows))) :])
+        pieces.append(to_json(rows)[1:-1] if json else array_items(pack(rows), len(rows)))
     if json:
         body = b'{"%s":[%s],%s' % (name.encode(), b",".join(pieces), to_json(rest)[1:])
     else:

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from quire.log import Frame, FrameHeader, Kind, cut_frames, each_stored_record, pack
 from quire.log.json_text import to_json
-from quire.log.packing import array_head
+from quire.log.packing import array_head, array_items
 from quire.sm import ApplyFailed
 
 from ...errors import Expired, Malformed, OutOfBounds
@@ -225,7 +225,7 @@ async def _decoded(lines: Iterator[dict[str, Any]], asked: Range, most: int, nex
 def _encoded(lines: list[dict[str, Any]], content_type: str) -> bytes:
     if content_type == NDJSON:
         return b"".join(to_json(line) + b"\n" for line in lines)
-    return pack(lines)[len(array_head(len(lines))) :]
+    return array_items(pack(lines), len(lines))
 
 
 def _frames_below(raw: bytes, frames: list[Frame], to_index: int) -> _Chunk:
