@@ -1,7 +1,7 @@
 """What a node asks of other members over HTTP: their status, and what an operator wants of one of them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Any
 
@@ -14,7 +14,6 @@ from quire.replication.names import Connector
 
 from ..errors import NodeUnreachable
 from ..node.components import NodeView
-from ..node.views.status import node_status
 from ..outgoing import NO_NODE, OwnAnswer
 from ..request_id import REQUEST_ID
 from .admission.admission import ADMISSION
@@ -24,6 +23,9 @@ PASS_ON_DEADLINE_S = 5.0
 DEADLINE_S = 1.0  # For one member's status. A slower answer is of no use to someone watching a cluster.
 ASKED_AT_ONCE = 4  # Connections to one member; further requests wait, within their deadline.
 STATUS_LIMIT_BYTES = 1 << 20
+
+Asked = tuple[dict[str, Any] | None, str | None]
+"""A member's status, or why there is none."""
 
 
 class MemberStatuses:
@@ -42,16 +44,11 @@ class MemberStatuses:
         ) as self._session:
             yield
 
-    async def ask_all(
-        self, request: web.Request, turn: Callable[[], Awaitable[None]]
-    ) -> Mapping[str, Mapping[str, object]]:
-        """The status of each member that answers, this node's own included, for which `turn` is awaited."""
-        me = self._node.config.node
-        others = [node_id for node_id in self._node.addresses.all() if node_id != me]
+    async def ask_all(self, request: web.Request) -> dict[str, Asked]:
+        """The status of each other member, or why there is none."""
+        others = [node_id for node_id in self._node.addresses.all() if node_id != self._node.config.node]
         asked = await asyncio.gather(*(self.ask(request, node_id) for node_id in others))
-        found = {node_id: status for node_id, (status, _) in zip(others, asked, strict=True) if status is not None}
-        await turn()
-        return {me: node_status(self._node), **found}
+        return dict(zip(others, asked, strict=True))
 
     async def pass_on(self, request: web.Request, node_id: str, body: bytes) -> web.Response:
         """Another node's answer to this request, which is for that node alone.
@@ -86,7 +83,7 @@ class MemberStatuses:
             raise NodeUnreachable(node_id, "its answer is too long")
         return web.Response(status=response.status, body=content, content_type=response.content_type)
 
-    async def ask(self, request: web.Request, node_id: str) -> tuple[dict[str, Any] | None, str | None]:
+    async def ask(self, request: web.Request, node_id: str) -> Asked:
         """A member's status, or why there is none."""
         scheme, context, name = self._node.credentials.dialled_by(node_id)
         url = f"{scheme}://{self._node.addresses.reached(node_id)}/status"

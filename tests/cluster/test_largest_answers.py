@@ -16,14 +16,14 @@ import pytest
 import pytest_asyncio
 from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
 
-from quire.cluster.http import bodies, members
+from quire.cluster.http import bodies
 from quire.cluster.http.admission.authorization import Route
 from quire.cluster.http.admission.slow_callers import SENDING_COST
 from quire.cluster.http.admission.turns import BYTES_IN_TURN, ROWS_IN_TURN
 from quire.cluster.http.app import ROUTES
 from quire.cluster.http.bodies import RAW_FRAMES
 from quire.cluster.http.routes import cluster as cluster_route
-from quire.cluster.http.routes import cursors, ranges, status
+from quire.cluster.http.routes import cursors, members, ranges, status
 from quire.cluster.http.routes.cursors import PAGE_CURSORS
 from quire.cluster.http.routes.sessions import PAGE_SESSIONS
 from quire.cluster.node.reading import Reading

@@ -1,6 +1,5 @@
 """`GET /cluster`: the status of every member that this node reaches."""
 
-import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,10 +28,9 @@ async def get_cluster(request: web.Request) -> web.Response:
     node = api.node
     me, leader = node.config.node, node.leadership.leader_id
     addresses = node.addresses.all()
-    others = [node_id for node_id in addresses if node_id != me]
-    asked = await asyncio.gather(*(api.members.ask(request, node_id) for node_id in others))
+    others = await api.members.ask_all(request)
     await work_of(request).turn(STATUS_ROWS + len(others) * MEMBER_ROWS)
-    statuses = {me: (node_status(node), None), **dict(zip(others, asked, strict=True))}
+    statuses = {me: (node_status(node), None), **others}
     nodes: dict[str, Any] = {}
     for node_id, address in addresses.items():
         status, failure = statuses[node_id]

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import partial
 from http import HTTPStatus
 
 from aiohttp import web
@@ -16,6 +15,7 @@ from ...errors import Malformed, NodeUnknown, NoLeader, NotLeader
 from ...node.components import NodeView
 from ...node.membership import Changes, OwnRowLeft
 from ...node.views.members import members_document
+from ...node.views.status import node_status
 from ..admission.admission import work_of
 from ..admission.authorization import note_call
 from ..api import API
@@ -48,8 +48,10 @@ async def get_members(request: web.Request) -> web.StreamResponse:
     forwarded = await api.leader.forward(request, None, writes=False)
     if forwarded is not None:
         return forwarded
-    statuses = await api.members.ask_all(request, partial(work_of(request).turn, STATUS_ROWS))
-    return answer(request, members_document(node, statuses))
+    others = await api.members.ask_all(request)
+    await work_of(request).turn(STATUS_ROWS)
+    found = {node_id: status for node_id, (status, _) in others.items() if status is not None}
+    return answer(request, members_document(node, {node.config.node: node_status(node), **found}))
 
 
 async def post_members(request: web.Request) -> web.StreamResponse:
