@@ -6,7 +6,7 @@ owner ticks it, carries its messages and tells it which nodes are connected.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.node import Node
@@ -104,21 +104,21 @@ class Raft:
         self._transport.disconnected(self._nodes[node_id])
 
     def received(self, node_id: str, message: Mapping[str, object]) -> None:
-        """Take a message from a node.
+        """Take a decoded message from a node.
 
         Raises:
             NotAdmitted: it answers a leader with an index that is not in its log; nothing was done.
         """
         if message["type"] == "next_node_idx":
-            self._check_next_index(message["next_node_idx"])
+            self._check_next_index(cast("int", message["next_node_idx"]))
         self._transport.received(self._nodes[node_id], message)
 
-    def _check_next_index(self, next_index: object) -> None:
+    def _check_next_index(self, next_index: int) -> None:
         # Its pings begin at the next index of each peer, and fail where it has no entry before that.
         status = self.status()
         following = status.log_length + 1
-        if status.leads and not (isinstance(next_index, int) and 2 <= next_index <= following):
-            raise NotAdmitted(f"the next index is {next_index!r:.40}, and is from 2 to {following}")
+        if status.leads and not 2 <= next_index <= following:
+            raise NotAdmitted(f"the next index is {next_index}, and is from 2 to {following}")
 
     def tick(self) -> None:
         """Do what is due: elections, pings."""
