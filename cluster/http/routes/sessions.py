@@ -136,6 +136,8 @@ async def post_close(request: web.Request) -> web.StreamResponse:
     if (closer := _closer(request)) is not None:
         turn = partial(work.turn, len(sessions) // LOOKUPS_OF_ROW)
         sessions = await api.node.components.sessions.open_among(sessions, closer, turn)
+    elif caller_of(request).name is not None:
+        note_call(request, ", ".join(map(str, sessions)))
     waiter = FutureWaiter(applied=True)
     payload = encode_system({"type": "close_sessions", "sessions": sessions})
     reply = await write_within_deadline(request, Write(payload, 1, kind=Kind.SYSTEM, owner=waiter))
@@ -163,6 +165,8 @@ async def delete_session(request: web.Request) -> web.StreamResponse:
     if (closer := _closer(request)) is not None:
         if not await api.node.components.sessions.is_open_for(session, closer):
             raise SessionUnknown(session)
+    elif caller_of(request).name is not None:
+        note_call(request, str(session))
     waiter = FutureWaiter(applied=True)
     write = Write(encode_system({"type": "close_session", "session": session}), 1, kind=Kind.SYSTEM, owner=waiter)
     reply = await write_within_deadline(request, write)
@@ -174,8 +178,4 @@ async def delete_session(request: web.Request) -> web.StreamResponse:
 def _closer(request: web.Request) -> str | None:
     """The owner whose sessions the caller may close, and whose share it opens; None if it may close and open all."""
     caller = caller_of(request)
-    if caller.role < Role.ADMIN:
-        return caller.name
-    if caller.name is not None:
-        note_call(request, request.match_info.get("session", ""))
-    return None
+    return caller.name if caller.role < Role.ADMIN else None

@@ -189,3 +189,15 @@ async def test_an_admin_that_closes_a_session_is_logged_and_its_owner_is_not(loc
         assert (await locked.ask("n1", "DELETE", f"/sessions/{session}", caller)).status == 200
 
     assert calls(lines) == [("admin", "DELETE /sessions/{session}", str(sessions[1]), "")]
+
+
+async def test_an_admin_that_opens_a_session_is_not_logged_and_one_that_closes_several_is(
+    locked: Locked, lines: Lines
+) -> None:
+    sessions = [(await locked.ask("n1", "POST", "/sessions", "admin")).document["session"] for _ in range(2)]
+    assert calls(lines) == []
+
+    body = json.dumps({"sessions": sessions}).encode()
+    assert (await locked.ask("n1", "POST", "/sessions/close", "admin", body=body, headers=JSON)).status == 200
+
+    assert calls(lines) == [("admin", "POST /sessions/close", ", ".join(map(str, sessions)), "")]
