@@ -145,6 +145,61 @@ async def test_an_interrupted_change_of_shares_is_continued(tmp_path: Path) -> N
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("others", [0, 200], ids=["room for one more", "no room"])
+async def test_a_change_of_shares_passes_their_hold_on_in_steps_each_of_which_may_be_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    async with running_cluster(tmp_path, 1, cursors_hold_bytes=1000) as cluster, connected(cluster) as client:
+        level = await client.append_batch([["add", 1]] * 40)
+        table = cluster.nodes["n1"].node.components.applying.applier.cursors
+        await client.cursors.set("other", level, hold_bytes=others)
+        connection = client.cursors._connection  # pyright: ignore[reportPrivateUsage]
+        call, steps_left = connection.call, 0
+
+        async def step(*arguments: Any, writes: bool = False, **more: Any) -> Any:
+            nonlocal steps_left
+            if writes and steps_left == 0:
+                raise InterruptedError
+            steps_left -= writes
+            reply = await call(*arguments, writes=writes, **more)
+            holds = [(cursor.index, cursor.hold_bytes) for name, cursor in table.holding() if name != "other"]
+            assert (level, 200) in holds, "the log is held throughout"
+            return reply
+
+        for steps in range(100):
+            for shard in range(4):
+                await client.cursors.set(f"mail/{shard}-4", level, hold_bytes=200)
+            steps_left, is_interrupted = steps, False
+            with monkeypatch.context() as patch:
+                patch.setattr(connection, "call", step)
+                try:
+                    await client.cursors.reshard("mail", 4, 2)
+                except InterruptedError:
+                    is_interrupted, steps_left = True, 100
+                    assert await client.cursors.reshard("mail", 4, 2) == level
+            found = [(row["name"], row["index"], row["hold_bytes"]) async for row in client.cursors.all("mail")]
+            assert found == [("mail/0-2", level, 200), ("mail/1-2", level, 200)]
+            for name, _, _ in found:
+                await client.cursors.delete(name)
+            if not is_interrupted:
+                break
+        assert steps > 4 + 2 + 4
+
+
+@pytest.mark.asyncio
+async def test_a_change_of_shares_without_room_for_the_holds_says_so_and_keeps_one(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1, cursors_hold_bytes=500) as cluster, connected(cluster) as client:
+        level = await client.append_batch([["add", 1]] * 40)
+        await client.cursors.set("mail", level, hold_bytes=500)
+        with pytest.raises(BadRequest, match="cursors_hold_bytes"):
+            await client.cursors.reshard("mail", 1, 2)
+        assert (await client.cursors.get("mail"))["hold_bytes"] == 500
+        cluster.nodes["n1"].node.components.cursors.hold_limit = 1000
+        assert await client.cursors.reshard("mail", 1, 2) == level
+        assert [row["hold_bytes"] async for row in client.cursors.all("mail")] == [500, 500]
+
+
+@pytest.mark.asyncio
 async def test_consumers_that_wait_add_nothing_to_the_log_whatever_others_commit(tmp_path: Path) -> None:
     async with running_cluster(tmp_path, 1) as cluster, connected(cluster) as client:
         await client.append_batch([["add", 1]] * 10)

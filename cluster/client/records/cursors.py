@@ -15,6 +15,7 @@ from ..transport import CURSOR_OWNED, MSGPACK, Reply
 
 CURSOR_UNKNOWN = "urn:quire:problem:cursor-unknown"
 CURSOR_REFUSED = "urn:quire:problem:cursor-refused"
+HOLDS_FULL = "urn:quire:problem:holds-full"
 TAKEN, BACK = "CURSOR_TAKEN", "CURSOR_BACK"
 MAX_SHARDS = 65_536
 _SHARE = re.compile(r"[0-9]+-[0-9]+")
@@ -128,10 +129,12 @@ class Cursors:
 
         Stop all workers first, and bring them level: there is an index below which each has read all its records, that
         of the furthest. The new cursors begin there; it is returned. They get the owner of the former ones; if these
-        have none, that of this call. Call it again if it was interrupted.
+        have none, that of this call. Each gets the greatest hold of the former ones, which give up theirs where there
+        is no room for both; the log is held throughout. Call it again if it was interrupted.
 
         Raises:
             ReshardRefused: a share is missing or not level, or a new one is there already.
+            BadRequest: there is no room for all of the new ones, or their holds; make it, and call this again.
             OutcomeUnknown: it was begun; call this again.
         """
         former = [share_name(name, (shard, shards)) for shard in range(shards)]
@@ -153,12 +156,27 @@ class Cursors:
                 raise ReshardRefused(f"{begun[0]['name']} is there already, at {begun[0]['index']}; delete it first")
             for row in left:  # This fences a worker that still runs.
                 await self.set(row["name"], level, expected=row["index"])
-            hold_bytes, owner = max(row["hold_bytes"] for row in left), left[0]["owner"]
-            for each in wanted:
-                await self.set(each, level, hold_bytes=hold_bytes, owner=owner)
+            hold_bytes = max(row["hold_bytes"] for row in (*left, *begun))
+            await self._create(wanted, level, hold_bytes, left)
         for row in left:
             await self.delete(row["name"])
         return level
+
+    async def _create(self, wanted: Sequence[str], level: int, hold_bytes: int, left: Sequence[CursorRow]) -> None:
+        """Create new shares' cursors. If there is no room for a hold, a former cursor gives its own up for it.
+
+        The last former one, with the greatest hold, does so only once a new one has it.
+        """
+        giving = sorted((row for row in left if row["hold_bytes"]), key=lambda row: row["hold_bytes"])
+        for each in wanted:
+            while True:
+                try:
+                    await self.set(each, level, hold_bytes=hold_bytes, owner=left[0]["owner"])
+                    break
+                except BadRequest as error:
+                    if error.type != HOLDS_FULL or len(giving) <= (each == wanted[0]):
+                        raise
+                    await self.set(giving.pop(0)["name"], level, expected=level, hold_bytes=0)
 
     async def take(
         self, name: str, shard: tuple[int, int] | None, start: Start, token: bytes, hold_bytes: int | None
