@@ -235,6 +235,33 @@ async def test_a_consumer_that_is_too_slow_does_not_hold_the_log_by_each_of_its_
 
 
 @pytest.mark.asyncio
+async def test_cursors_that_move_or_are_created_between_two_looks_keep_no_more_than_they_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cursor_lag, "LOOK_S", 3600.0)
+    monkeypatch.setattr("quire.cluster.compaction.compaction.EXPIRY_PAUSE_S", 3600.0)
+    async with running_cluster(tmp_path, 1, retention_bytes=SETTINGS["segment_bytes"], **SETTINGS) as cluster:
+        node = cluster.nodes["n1"].node
+        lags, applying = node.components.cursor_lags, node.components.applying
+        await written(cluster, 5)
+        end = await end_of(cluster)
+        await asyncio.gather(*(put(cluster, f"c{number}", end, hold_bytes=1) for number in range(200)))
+        await lags.look()
+        await asyncio.gather(*(put(cluster, f"c{number}", 0, rewind=True) for number in range(200)))
+        await asyncio.gather(*(put(cluster, f"new{number}", 0, hold_bytes=1) for number in range(200)))
+        fresh = cursor_lag.CursorLags(node.components.log, lambda: Bounds(0, end), lambda: applying.applier)
+        unmeasured = [needed.hold_bytes for needed in fresh.needed() or []]
+        assert unmeasured.count(1) == HEADERS_AT_ONCE, "after a start, those that were looked at"
+        await fresh.look()
+        for each in (lags, fresh):
+            assert [needed.hold_bytes for needed in each.needed() or []] == [1] * 400
+        for _ in range(2):
+            await snapshot(cluster)
+        assert (await cluster.ask("n1", "POST", "/admin/expire", b"{}", JSON)).status == 200
+        assert node_status(node)["lowest_index"] > 0
+
+
+@pytest.mark.asyncio
 async def test_nothing_expires_until_a_node_has_replayed_what_may_hold_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ To find that record, frame headers are read from the cursor's index on. A share 
 are not of system records, and runs of system records are remembered for all cursors together, so the search is short. A
 node looks at all cursors again and again, for `/status`, metrics and alarms, with turns for the loop in between
 (`look_forever`). Whoever may not wait, such as expiry, gets what the last look found, and a short look at those that
-have moved on since.
+have moved since.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ MAX_SHOWN = 100
 """Of how many cursors `/status` and the metrics show the lag: of those that are furthest behind."""
 MAX_ALARMS = 10
 UNMEASURED_BYTES = 1 << 62
-"""The hold of a cursor while no record is known that its consumer needs: it does not give way."""
+"""The hold of a cursor that does not give way (`CursorLags.needed` says when)."""
 
 
 class CursorLag(NamedTuple):
@@ -125,6 +125,8 @@ class CursorLags:
         self._places: dict[str, _Place] = {}
         self._runs = _SystemRuns()
         self._recent: dict[int, FrameHeader] = {}
+        self._measured: Cursors | None = None
+        """The table that a look has gone through since this node replayed its log; a snapshot installs another."""
         self._left = HEADERS_AT_ONCE
         self._searching = asyncio.Lock()
         self._shown: list[CursorRead] = []
@@ -162,11 +164,13 @@ class CursorLags:
 
         That is so until this node has replayed its log: a hold may be in a record that is not applied.
 
-        Most are as the last look found. The lowest of those that have moved on since are looked at now, if the search
-        is short; the others hold all from where they were on.
+        Most are as the last look found. The lowest of those that have moved since are looked at now, if the search is
+        short. The others hold what they may hold, from where they are on: no move raises that, however often they move.
+        What others' commits take counts for that, so right after a start, until the first look has gone through all
+        cursors, a hold does not give way. Nor does one whose consumer had read all: it keeps what was written since.
         """
         highest = self._bounds().highest_index
-        if self._applier().applied_index < min(self._replayed_at, self._log.bounds.highest_index):
+        if not self._has_replayed:
             return None
         holding = self._cursors.holding()
         moved = [(cursor.index, name, cursor) for name, cursor in holding if self._has_moved(name, cursor, highest)]
@@ -178,6 +182,10 @@ class CursorLags:
         self._left = left
         return [self._needed_by(name, cursor) for name, cursor in holding]
 
+    @property
+    def _has_replayed(self) -> bool:
+        return self._applier().applied_index >= min(self._replayed_at, self._log.bounds.highest_index)
+
     def _has_moved(self, name: str, cursor: Cursor, highest: int) -> bool:
         """Whether the cursor is not where it was found, or its consumer had read all, and now there is more."""
         place = self._known(name, cursor)
@@ -186,7 +194,9 @@ class CursorLags:
     def _needed_by(self, name: str, cursor: Cursor) -> NeededFrom:
         place = self._known(name, cursor)
         if place is None:
-            return NeededFrom(name, cursor.index, UNMEASURED_BYTES)
+            is_bounded = self._measured is self._cursors
+            at = self._runs.end_of(cursor.index)
+            return NeededFrom(name, at, cursor.hold_bytes if is_bounded else UNMEASURED_BYTES)
         return NeededFrom(name, place.at, UNMEASURED_BYTES if place.since is None else cursor.hold_bytes)
 
     async def look_forever(self) -> None:
@@ -201,11 +211,13 @@ class CursorLags:
     async def look(self) -> None:
         """Look at every cursor once."""
         looked: list[CursorRead] = []
+        cursors = self._cursors if self._has_replayed else None
         for number, (name, _) in enumerate(self._cursors.all(), 1):
             if (cursor := self._cursors.find(name)) is not None:
                 looked.append(await self.read(name, cursor))
             if number % CURSORS_AT_ONCE == 0:
                 await self._turn()
+        self._measured = cursors
         known = {read.name for read in looked}
         self._places = {name: place for name, place in self._places.items() if name in known}
         self._shown = sorted(looked, key=_oldest_first)[:MAX_SHOWN]
