@@ -14,6 +14,7 @@ The classes say whose fault it was; the values are attributes:
 - the outcome is unknown: OutcomeUnknown
 """
 
+import shlex
 from collections.abc import Sequence
 
 from quire import QuireError
@@ -227,7 +228,8 @@ class CursorOwned(ClusterError):
     """The cursor belongs to the token of another name; it was left as it is."""
 
     def __init__(self, name: str, owner: str) -> None:
-        ways = f"use a token of that name, or have an admin give it away: `quire cursor set {name} --owner OWNER`"
+        give = f"`quire cursor set {shlex.quote(name)} --owner OWNER`"
+        ways = f"use a token of that name, or have an admin give it away: {give}"
         super().__init__(f"the cursor {_shown(name)} belongs to {owner!r}; {ways}")
         self.name = name
         self.owner = owner

@@ -332,10 +332,13 @@ async def test_a_waiting_consumer_moves_its_cursor_on_when_the_log_s_beginning_p
 @pytest.mark.asyncio
 async def test_records_that_were_lost_are_not_hidden_by_a_change_of_shares(tmp_path: Path) -> None:
     async with running_cluster(tmp_path, 1, retention_bytes=1, **SETTINGS) as cluster, connected(cluster) as client:
-        await client.cursors.set("mail/1-2", 0)
-        await client.cursors.set("mail/0-2", await expired(cluster))
-        with pytest.raises(ReshardRefused, match=r"expired before the worker of mail/1-2 read them.*--skip-lost"):
-            await client.cursors.reshard("mail", 2, 3)
+        await client.cursors.set("~mail/1-2", 0)
+        await client.cursors.set("~mail/0-2", await expired(cluster))
+        with pytest.raises(
+            ReshardRefused,
+            match=r"expired before the worker of ~mail/1-2 read them.*--skip-lost: `quire consume '~mail' --shard 1/2 ",
+        ):
+            await client.cursors.reshard("~mail", 2, 3)
 
 
 @pytest.mark.asyncio

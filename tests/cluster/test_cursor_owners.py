@@ -109,7 +109,7 @@ async def test_a_cursor_shows_the_name_that_created_it(cluster: RunningCluster) 
 
 @EVERYWHERE
 async def test_another_name_s_cursor_is_neither_moved_nor_taken_nor_deleted(cluster: RunningCluster, at: str) -> None:
-    name = f"held-at-{at}"
+    name = f"~held-at-{at}"
     await created(cluster, "alice", name, take=True, token=ONE)
     before = await end_of_log(cluster)
 
@@ -121,7 +121,7 @@ async def test_another_name_s_cursor_is_neither_moved_nor_taken_nor_deleted(clus
         assert refusal(await delete(cluster, name, at)) == OWNED
     assert refusal(reply) == OWNED
     assert "belongs to 'alice'" in reply.document["detail"]
-    assert f"quire cursor set {name} --owner" in reply.document["detail"]
+    assert f"quire cursor set '{name}' --owner" in reply.document["detail"]
     assert (other, "cursor-owned") in {(line.get("who"), line.get("why")) for line in lines}, "in the audit log"
     assert await end_of_log(cluster) == before, "nothing was appended"
     with acting.as_caller("alice"):

@@ -330,7 +330,7 @@ def _refuse_uneven(name: str, left: Sequence[CursorRow], missing: Sequence[str],
         raise ReshardRefused(f"the cursor {missing[0]} is missing; run its worker once, or set it")
     for row in left:
         share = row["name"].removeprefix(name).strip("/").replace("-", "/")
-        command = f"`quire consume {name}{f' --shard {share}' if share else ''} --until {level}`"
+        command = f"`quire consume {shlex.quote(name)}{f' --shard {share}' if share else ''} --until {level}`"
         if row["lost"] and row["index"] < level:
             raise ReshardRefused(
                 f"up to {row['lost']:,} records expired before the worker of {row['name']} read them; run it up to "
