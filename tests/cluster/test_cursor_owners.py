@@ -149,6 +149,18 @@ async def test_a_cursor_without_an_owner_is_open_to_all_who_may_write(cluster: R
 
 
 @EVERYWHERE
+async def test_what_an_admin_creates_for_a_consumer_is_not_the_admin_s(cluster: RunningCluster, at: str) -> None:
+    name = f"prepared-at-{at}"
+    with acting.as_caller("carol", Role.ADMIN):
+        assert (await put(cluster, name, at=at)).status == 200
+        assert (await put(cluster, f"{name}-own", at=at, take=True, token=ONE)).status == 200, "she consumes herself"
+    assert [(await row_of(cluster, each))["owner"] for each in (name, f"{name}-own")] == [None, "carol"]
+    with acting.as_caller("alice"):
+        assert (await put(cluster, name, at=at, take=True, token=ONE)).status == 200
+        assert refusal(await put(cluster, f"{name}-own", at=at, take=True, token=TWO)) == OWNED
+
+
+@EVERYWHERE
 async def test_only_an_admin_gives_a_cursor_to_another(cluster: RunningCluster, at: str) -> None:
     name = f"given-at-{at}"
     await created(cluster, "alice", name, take=True, token=ONE)
@@ -533,7 +545,7 @@ async def test_a_consumer_whose_cursor_is_given_away_has_lost_it(cluster: Runnin
                 await client.cursors.set("mine", 0, owner="bob")
 
 
-async def test_new_shares_belong_to_the_owner_of_the_former_ones(cluster: RunningCluster) -> None:
+async def test_new_shares_belong_to_the_owner_of_the_former_ones_and_to_no_admin(cluster: RunningCluster) -> None:
     end = await end_of_log(cluster)
     for shard in range(2):
         await created(cluster, "alice", f"shares%2F{shard}-2", index=end)
@@ -541,3 +553,6 @@ async def test_new_shares_belong_to_the_owner_of_the_former_ones(cluster: Runnin
         async with connect([cluster.address("n1")]) as client:
             await client.cursors.reshard("shares", 2, 3)
             assert [row["owner"] async for row in client.cursors.all("shares/")] == ["alice"] * 3
+            await client.cursors.set("unowned", end)
+            await client.cursors.reshard("unowned", 1, 2)
+            assert [row["owner"] async for row in client.cursors.all("unowned/")] == [None] * 2

@@ -52,8 +52,8 @@ class CursorRow(TypedDict):
 class Cursors:
     """The cursors of a cluster: `client.cursors`.
 
-    A cursor belongs to the name of the token that created it. With a token of another name, who is no admin, what sets,
-    takes or deletes it raises Forbidden.
+    A cursor belongs to the name of the token that created it, to none if an admin set it, until one gives it away. With
+    a token of another name, who is no admin, what sets, takes or deletes it raises Forbidden.
 
     A call that did not say what became of it may be repeated. But an attempt may still be on its way, and arrive after
     others have moved the cursor: name what you `expected`.
@@ -129,7 +129,7 @@ class Cursors:
 
         Stop all workers first, and bring them level: there is an index below which each has read all its records, that
         of the furthest. The new cursors begin there; it is returned. They get the owner of the former ones; if these
-        have none, that of this call. Each gets the greatest hold of the former ones, which give up theirs where there
+        have none, the name of this token, and none if that is an admin's. Each gets the greatest hold of the former ones, which give up theirs where there
         is no room for both; the log is held throughout. Call it again if it was interrupted.
 
         Raises:

@@ -44,8 +44,9 @@ async def put_cursor(request: web.Request) -> web.StreamResponse:
     the index that the cursor must have. `hold_bytes` is how much of the log it may keep from expiring; without it, that
     stays as it is. With `take` and a new `token`, 32 hex digits, a consumer takes the cursor where it is, or creates it
     at `index`; other tokens are then refused. A request with neither ends the token of the cursor's consumer. A new
-    cursor belongs to the name of the caller's token, and an admin gives it to another by `owner`, to none by an empty
-    one. It may be repeated. `Quire-History` is the history of the cluster that the index belongs to.
+    cursor belongs to the name of the caller's token, to none if an admin creates it without `take`; an admin gives it
+    to another by `owner`, to none by an empty one. It may be repeated. `Quire-History` is the history of the cluster
+    that the index belongs to.
     """
     api = request.app[API]
     parameters_of(request)

@@ -6,8 +6,9 @@ cursor: the first that may be made. Those before it that may not are refused at 
 judged by the state that it will meet, apart from what the other cursors in its record add:
 
 - A cursor belongs to the name of the token that created it. A caller of another name, who is no admin, neither moves
-  nor deletes it. It has no owner if it was created without tokens, or before the feature `cursor_owners`; then whoever
-  may write may. Only an admin changes its owner.
+  nor deletes it. It has no owner if it was created without tokens, or before the feature `cursor_owners`, or by an
+  admin who does not consume and names none: that is for a consumer of another name. Then whoever may write may move
+  it. Only an admin changes its owner.
 - One name owns at most MAX_OWNED_CURSORS before more are refused to it, and all cursors together hold at most
   `cursors_hold_bytes` of the log. What is above a limit already stays, and may be lowered; it is only not raised.
 
@@ -127,7 +128,7 @@ class _Admission:
     def _created_by(self, mover: Mover, row: CursorRow) -> CursorRow:
         if row.owner is not None and row.owner != mover.name and not mover.is_admin:
             raise Forbidden(Role.WRITE.word, Role.ADMIN.word)
-        if mover.name is None or not self._has_owners:
+        if mover.name is None or not self._has_owners or (mover.is_admin and not row.take):
             return row
         owned = self._cursors.owned_by(mover.name) + self._created[mover.name]
         if owned >= MAX_OWNED_CURSORS and not mover.is_admin:
