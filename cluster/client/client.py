@@ -264,7 +264,8 @@ class Client(Admin):
             start: where a cursor that is not there yet begins: `first`, `end`, or an index.
             until: end after the records below this index.
             hold_bytes: how much of the log the cursor may keep from expiring; None leaves it as it is, at first 0.
-            skip_lost: continue after records that expired unread; `Batch.lost` counts them.
+            skip_lost: continue after records that expired unread; `Batch.lost` of the next batch counts them, and if
+                there is none below `until`, RecordsLost is raised at the end.
 
         Raises:
             RecordsLost: records expired before they were read, on all servers that answer.

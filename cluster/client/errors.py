@@ -228,13 +228,14 @@ class ReshardRefused(ClientError):
 class RecordsLost(ClientError):
     """Up to `lost` records from `index` on expired before the consumer read them; the log begins at `lowest_index`.
 
-    Consume with `skip_lost=True` to continue there.
+    Consume with `skip_lost=True` to continue there. Then this is raised if no record is left for it below `until`.
     """
 
-    def __init__(self, name: str, index: int, lowest_index: int) -> None:
+    def __init__(self, name: str, index: int, lowest_index: int, until: int | None = None) -> None:
+        then = "to continue there, skip them" if until is None else f"no record is left for it below {until}"
         super().__init__(
             f"the consumer of {name} has read up to index {index}, and the log begins at {lowest_index}: up to "
-            f"{lowest_index - index:,} records expired before they were read; to continue there, skip them"
+            f"{lowest_index - index:,} records expired before they were read; {then}"
         )
         self.name = name
         self.index = index

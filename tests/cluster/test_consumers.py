@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import quire
-from quire import BadRequest, Client, CursorTaken, RecordsLost, ReshardRefused
+from quire import BadRequest, Client, ClientError, CursorTaken, RecordsLost, ReshardRefused
+from quire.cluster.cli.calls.consuming import Consumption
 from quire.cluster.client.records import consumer as consumer_module
 from quire.cluster.node.views.status import node_status
 from tests.cluster.running import RunningCluster, running_cluster
@@ -277,6 +278,9 @@ async def test_a_consumer_behind_the_log_s_beginning_is_told_how_much_it_lost(tm
         ) as lost:
             await anext(client.consume("mail"))
         assert (lost.value.lost, lost.value.lowest_index) == (lowest - 1, lowest)
+        command = Consumption("mail", None, "first", lowest, None, skip_lost=True)
+        with pytest.raises(ClientError, match=f"no record is left for it below {lowest}$"):
+            await command.run(connected(cluster), None, 1)
         async with aclosing(client.consume("mail", skip_lost=True)) as batches:
             batch = await anext(batches)
             assert batch.lost == lowest - 1

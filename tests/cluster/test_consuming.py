@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 import pytest
 
-from quire.cluster.client.errors import NotFound, Unavailable
+from quire.cluster.client.errors import NotFound, RecordsLost, Unavailable
 from quire.cluster.client.records.consumer import IDLE_RECORDS, Batch, batches
 from quire.cluster.client.records.cursors import CursorLag, CursorRow, Cursors, Start
 from quire.cluster.client.records.pages import Page, Record, RecordPages, RecordsExpired
@@ -115,6 +115,20 @@ async def test_a_loss_is_told_before_the_cursor_moves_beyond_it() -> None:
             assert (batch.lost, position.index) == (9, 1)
             await batch.commit()
     assert position.index == far + 2
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("until", [9, 10, 20])
+async def test_a_loss_before_no_further_record_is_told_at_the_end(until: int) -> None:
+    position = Position()
+    pages = {1: RecordsExpired(problem("expired"), 10), 10: page(to=20, lowest=10)}
+    with pytest.raises(RecordsLost, match=f"no record is left for it below {until}") as lost:
+        async for _ in consumed(position, pages, until, skip_lost=True):
+            pass
+    assert (lost.value.lost, lost.value.index, lost.value.lowest_index) == (9, 1, 10)
+    assert position.index == 1
+    async for batch in consumed(position, {**pages, 20: page(20, to=21)}, 21, skip_lost=True):
+        assert batch.lost == 9, "and a record that follows tells it"
 
 
 @pytest.mark.asyncio

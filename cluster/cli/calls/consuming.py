@@ -70,7 +70,7 @@ class Consumption:
                         else:
                             await _Handling(handlers, max_in_flight).run(batches)
                 except RecordsLost as error:
-                    raise ClientError(f"{error} with --skip-lost") from None
+                    raise ClientError(str(error) if self.skip_lost else f"{error} with --skip-lost") from None
                 except HistoryChanged:
                     raise ClientError(
                         "the cluster was recovered: its log may have other records from some index on; run this again, "

@@ -90,7 +90,8 @@ async def batches(
     """As `Client.consume`; `pages_of` gives this consumer the records of a history of the cluster."""
     cursor, token = share_name(name, shard), os.urandom(16)
     index, history = await cursors.take(name, shard, start, token, hold_bytes)
-    pages, progress, lost = pages_of(history), _Progress(cursor, token, index, index), 0
+    pages, progress = pages_of(history), _Progress(cursor, token, index, index)
+    loss: RecordsLost | None = None  # It was not told yet.
     parameters = {} if shard is None else {"shard": f"{shard[0]}/{shard[1]}"}
     while until is None or index < until:
         try:
@@ -99,9 +100,9 @@ async def batches(
                     index = page.next_index
                     if page.records:
                         progress.delivered = page.records[-1].index + 1  # The rest of the page is not for it.
-                        yield Batch(page.records, index, lost, cursors, progress)
-                        lost = 0
-                    elif not lost and progress.is_left_behind(page):  # A loss is told first.
+                        yield Batch(page.records, index, loss.lost if loss else 0, cursors, progress)
+                        loss = None
+                    elif loss is None and progress.is_left_behind(page):  # A loss is told first.
                         await _commit(cursors, progress, index)
         except RecordsExpired as expired:
             if (further := await _without_records(cursors, progress, index)) > index:
@@ -109,11 +110,14 @@ async def batches(
                 continue
             if not skip_lost:
                 raise RecordsLost(cursor, index, expired.lowest_index) from None
-            lost, index = lost + expired.lowest_index - index, expired.lowest_index
+            loss = RecordsLost(cursor, index - (loss.lost if loss else 0), expired.lowest_index, until)
+            index = expired.lowest_index
         except NotFound as error:
             if error.type not in AHEAD:
                 raise
             raise Unavailable(f"no server has the log up to index {index} yet: {error}") from error
+    if loss is not None:
+        raise loss
 
 
 async def _without_records(cursors: Cursors, progress: _Progress, index: int) -> int:

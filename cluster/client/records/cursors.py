@@ -129,8 +129,9 @@ class Cursors:
 
         Stop all workers first, and bring them level: there is an index below which each has read all its records, that
         of the furthest. The new cursors begin there; it is returned. They get the owner of the former ones; if these
-        have none, the name of this token, and none if that is an admin's. Each gets the greatest hold of the former ones, which give up theirs where there
-        is no room for both; the log is held throughout. Call it again if it was interrupted.
+        have none, the name of this token, and none if that is an admin's. Each gets the greatest hold of the former
+        ones, which give up theirs where there is no room for both; the log is held throughout. Call it again if it was
+        interrupted.
 
         Raises:
             ReshardRefused: a share is missing or not level, or a new one is there already.
