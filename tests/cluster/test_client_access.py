@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from quire.cluster.access.tls import TlsRefused
 from quire.cluster.client import (
@@ -29,6 +30,18 @@ from tests.replication.loopback import until
 
 NEXT = "quire_" + "b" * 43
 DEADLINE_S = 30
+
+CURSOR = {
+    "name": "mail",
+    "index": 7,
+    "next_index": 7,
+    "hold_bytes": 0,
+    "owner": "alice",
+    "taken": True,
+    "token": None,
+    "lag": {"records": 0, "seconds": 0.0},
+    "lost": 0,
+}
 
 Call = Callable[[Client], Awaitable[object]]
 CALLS: list[Call] = [lambda client: client.append(1), lambda client: client.apply(1), lambda client: client.read(1)]
@@ -185,6 +198,34 @@ async def test_a_role_that_does_not_suffice_fails_the_call_at_once(call: Call, t
         assert len(server.requests) == 1
 
     assert refused.value.type == "urn:quire:problem:forbidden"
+
+
+MOVES: dict[str, Call] = {
+    "set": lambda client: client.cursors.set("mail", 8),
+    "delete": lambda client: client.cursors.delete("mail"),
+    "consume": lambda client: anext(client.consume("mail")),
+}
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "raises"), [(403, "cursor-owned", Forbidden), (409, "cursors-full", BadRequest)]
+)
+@pytest.mark.parametrize("what", MOVES)
+async def test_a_refused_change_of_a_cursor_fails_at_once_after_one_server_was_asked_once(
+    what: str, status: int, kind: str, raises: type[BadRequest]
+) -> None:
+    def answered(request: web.Request) -> web.Response | None:
+        return (document(CURSOR) if request.method == "GET" else refusing(status, kind))(request)
+
+    async with scripted(answered) as one, scripted(answered) as two:
+        async with connect([one.address, two.address], timeout_s=DEADLINE_S) as client:
+            async with asyncio.timeout(DEADLINE_S / 2):
+                with pytest.raises(raises, match=f"detail of {kind}") as refused:
+                    await MOVES[what](client)
+        asked = [*one.requests, *two.requests]
+        assert len(asked) == (2 if what == "consume" else 1), "it reads the cursor first"
+
+    assert (refused.value.status, refused.value.type) == (status, f"urn:quire:problem:{kind}")
 
 
 async def test_a_session_of_another_token_is_refused_with_its_code() -> None:

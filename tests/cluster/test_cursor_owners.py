@@ -441,6 +441,9 @@ async def test_one_name_takes_its_share_of_the_cursors_and_no_more(
         assert await end_of_log(cluster) <= before + 5, "what is refused is not in the log"
         own = next(f"share-{number}" for number, reply in enumerate(replies) if reply.status == 200)
         assert (await put(cluster, own, 1)).status == 200
+        async with connect([cluster.address(node_id) for node_id in cluster.nodes]) as client:
+            with pytest.raises(BadRequest, match="'mallory' has 5 cursors"):
+                await client.cursors.set("share-31", 0)
         unknown = await put(cluster, "share-unknown", 1, token=ONE)
         assert unknown.problem == "cursor-unknown", "that would create none"
     with acting.as_caller("nina"):
@@ -539,8 +542,9 @@ async def test_a_consumer_whose_cursor_is_given_away_has_lost_it(cluster: Runnin
                 ).status == 200
             with pytest.raises(CursorTaken, match="belongs to 'bob'"):
                 await batch.commit()
-            with pytest.raises(BadRequest, match="belongs to 'bob'"):
-                await anext(client.consume("moves"))
+            for refused in (anext(client.consume("moves")), client.cursors.set("moves", 0), client.cursors.delete("moves")):
+                with pytest.raises(Forbidden, match="belongs to 'bob'"):
+                    await refused
             with pytest.raises(Forbidden):
                 await client.cursors.set("mine", 0, owner="bob")
 
