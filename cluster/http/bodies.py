@@ -5,6 +5,7 @@ A body must be exactly what its content type says, or it is refused. Responses i
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -132,15 +133,17 @@ async def answer_rows(
     work: Work,
     name: str,
     found: Sequence[T],
-    rows_of: Callable[[Sequence[T]], Awaitable[list[dict[str, object]]]],
+    rows_of: Callable[[Sequence[T], Callable[[], Awaitable[None]]], Awaitable[list[dict[str, object]]]],
     **rest: object,
 ) -> web.Response:
-    """A response that holds {name: rows, **rest}. Its rows are made and encoded in turns, PIECE_ROWS in one piece."""
+    """A response that holds {name: rows, **rest}. Its rows are made and encoded in turns, PIECE_ROWS in one piece.
+
+    `rows_of` gets a piece of `found` and its `turn`, which it awaits last, right before it makes the rows.
+    """
     json, pieces = answer_type_of(request) == JSON, list[bytes]()
     for first in range(0, len(found), PIECE_ROWS):
         chosen = found[first : first + PIECE_ROWS]
-        await work.turn(len(chosen))
-        rows = await rows_of(chosen)
+        rows = await rows_of(chosen, partial(work.turn, len(chosen)))
         pieces.append(to_json(rows)[1:-1] if json else array_items(pack(rows), len(rows)))
     if json:
         body = b'{"%s":[%s],%s' % (name.encode(), b",".join(pieces), to_json(rest)[1:])

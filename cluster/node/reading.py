@@ -135,7 +135,8 @@ class Reading:
         a local read. Either is checked again when the answer is ready: it may have waited for its turn, or a frame.
 
         The result is what `encode` returns. It is called before the machine can change its answer, in the machine's own
-        thread if it has one. `turn` is awaited right before the machine is asked.
+        thread if it has one. `turn` is awaited before the machine is asked; then only the end of a frame that is being
+        applied, if one is.
 
         Raises:
             What `encode` and `turn` raise.

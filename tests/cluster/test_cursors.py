@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
+from quire.cluster.http.admission.turns import ROWS_IN_TURN
 from quire.cluster.node.tables import cursor_lag, cursors
 from quire.cluster.node.tables.cursor_lag import HEADERS_AT_ONCE
 from quire.cluster.node.views.status import node_status
@@ -28,6 +29,7 @@ from tests.cluster.logs import served
 from tests.cluster.running import Reply, RunningCluster, applied_index, running_cluster, started
 from tests.cluster.test_reading_turns import CountedTurns
 from tests.cluster.test_retention import SETTINGS, expiry, snapshot, written
+from tests.replication.loopback import until
 
 JSON = "application/json"
 DEADLINE_S = 60.0
@@ -332,6 +334,36 @@ async def test_many_reads_of_cursors_together_read_so_many_headers_in_a_turn(
         async with asyncio.timeout(DEADLINE_S):
             await asyncio.gather(*(components.cursor_lags.read(name, Cursor(5, 0, b"")) for _ in range(20)))
         assert max(read_in.values()) <= 2 * 2  # What is counted as one turn here may be parts of two.
+
+
+@pytest.mark.asyncio
+async def test_pages_that_waited_for_a_search_are_made_of_so_many_rows_in_a_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_cluster(tmp_path, 1) as cluster, CountedTurns() as turns:
+        await asyncio.gather(*(put(cluster, f"c{number}", 0) for number in range(100)))
+        lags = cluster.nodes["n1"].node.components.cursor_lags
+        read, lag_of, searched = lags.read, lags.lag_of, asyncio.Event()
+        searching, made_in = set[Any](), Counter[int]()
+
+        async def searches(name: str, cursor: Cursor) -> cursor_lag.CursorRead:
+            searching.add(asyncio.current_task())
+            await searched.wait()
+            return await read(name, cursor)
+
+        def made(found: cursor_lag.CursorRead, clock: int) -> cursor_lag.CursorLag:
+            made_in[turns.number] += 1
+            return lag_of(found, clock)
+
+        monkeypatch.setattr(lags, "read", searches)
+        monkeypatch.setattr(lags, "lag_of", made)
+        asked = [asyncio.create_task(cluster.ask("n1", "GET", "/cursors")) for _ in range(20)]
+        async with asyncio.timeout(DEADLINE_S):
+            await until(lambda: len(searching) == len(asked))
+            searched.set()
+            assert {len(reply.document["cursors"]) for reply in await asyncio.gather(*asked)} == {100}
+        assert made_in.total() == 2000
+        assert max(made_in.values()) <= 2 * ROWS_IN_TURN  # What is counted as one turn here may be parts of two.
 
 
 @pytest.mark.asyncio

@@ -151,7 +151,10 @@ class Work:
     _since: float | None = None
 
     async def turn(self, rows: int = 1, size: int = 0, *, alone: bool = False) -> None:
-        """Return when a piece of work may be done: so many rows and bytes. Do it then without awaiting anything first.
+        """Return when a piece of work may be done: so many rows and bytes. Do it then, with nothing awaited first.
+
+        Reads of the machine and its tables await the end of the frame that is being applied, if one is. They are done
+        then, in a turn in which they are not counted; that is so for all that wait for one frame.
 
         If more than that may turn out, ask for the least, `alone`: if it has to wait, it gets a turn of its own. Then
         `charge` the rest.

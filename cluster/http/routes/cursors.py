@@ -7,7 +7,7 @@ A slash in a cursor's name is `%2F` in a path.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 from aiohttp import web
@@ -19,6 +19,7 @@ from ...access.roles import Role
 from ...access.tokens import is_token_name
 from ...errors import Malformed
 from ...node.components import Components
+from ...node.tables.cursor_lag import CursorRead
 from ...node.tables.cursors import Mover
 from ..admission.admission import work_of
 from ..admission.authorization import Caller, caller_of, note_call
@@ -78,7 +79,8 @@ async def get_cursor(request: web.Request) -> web.StreamResponse:
         return forwarded
     components = api.node.components
     cursor = await components.cursors.find(name)
-    return answer(request, await _document(components, caller_of(request), name, cursor))
+    read = await components.cursor_lags.read(name, cursor)
+    return answer(request, _document(components, caller_of(request), cursor, read))
 
 
 async def get_cursors(request: web.Request) -> web.StreamResponse:
@@ -99,8 +101,12 @@ async def get_cursors(request: web.Request) -> web.StreamResponse:
     found, following = await components.cursors.page(after, most, prefix, partial(work.turn, PIECE_ROWS))
     caller = caller_of(request)
 
-    async def rows_of(cursors: Sequence[tuple[str, Cursor]]) -> list[dict[str, object]]:
-        return [await _document(components, caller, name, cursor) for name, cursor in cursors]
+    async def rows_of(
+        cursors: Sequence[tuple[str, Cursor]], turn: Callable[[], Awaitable[None]]
+    ) -> list[dict[str, object]]:
+        reads = [await components.cursor_lags.read(name, cursor) for name, cursor in cursors]  # They have own turns.
+        await turn()
+        return [_document(components, caller, cursor, read) for (_, cursor), read in zip(cursors, reads, strict=True)]
 
     return await answer_rows(request, work, "cursors", found, rows_of, next=following)
 
@@ -137,11 +143,10 @@ def _mover(caller: Caller) -> Mover:
     return Mover(caller.name, caller.role >= Role.ADMIN)
 
 
-async def _document(components: Components, caller: Caller, name: str, cursor: Cursor) -> dict[str, object]:
-    read = await components.cursor_lags.read(name, cursor)
+def _document(components: Components, caller: Caller, cursor: Cursor, read: CursorRead) -> dict[str, object]:
     sees_token = caller.role >= Role.WRITE and _mover(caller).may_move(cursor.owner)
     return {
-        "name": name,
+        "name": read.name,
         "index": cursor.index,
         "next_index": read.next_index,
         "hold_bytes": cursor.hold_bytes,

@@ -4,7 +4,7 @@ A session belongs to the name of the token that opened it, once the log has the 
 for a caller of that name, or for an admin.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from aiohttp import web
@@ -117,7 +117,10 @@ async def get_sessions(request: web.Request) -> web.StreamResponse:
     page = api.node.components.sessions.page(-1 if after is None else after, most, prefix, turn)
     found, following = await page
 
-    async def rows_of(sessions: Sequence[tuple[SessionStatus, int]]) -> list[dict[str, object]]:
+    async def rows_of(
+        sessions: Sequence[tuple[SessionStatus, int]], turn: Callable[[], Awaitable[None]]
+    ) -> list[dict[str, object]]:
+        await turn()
         return [{**status._asdict(), "used_at": used_at} for status, used_at in sessions]
 
     return await answer_rows(request, work, "sessions", found, rows_of, next=following)

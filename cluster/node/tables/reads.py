@@ -38,7 +38,9 @@ class TableReads:
             raise error
 
     async def read(self, read: Callable[[Applier], T], turn: Callable[[], Awaitable[None]] = at_once) -> T:
-        """The result of `read`, which sees everything that was acknowledged before; `turn` is awaited right before it.
+        """The result of `read`, which sees everything that was acknowledged before.
+
+        `turn` is awaited before it; then only the end of a frame that is being applied, if one is.
 
         Raises:
             What `turn` raises.
