@@ -121,7 +121,7 @@ async def test_a_loss_is_told_before_the_cursor_moves_beyond_it() -> None:
 @pytest.mark.parametrize("until", [9, 10, 20])
 async def test_a_loss_before_no_further_record_is_told_at_the_end(until: int) -> None:
     position = Position()
-    pages = {1: RecordsExpired(problem("expired"), 10), 10: page(to=20, lowest=10)}
+    pages: dict[int, Page | NotFound] = {1: RecordsExpired(problem("expired"), 10), 10: page(to=20, lowest=10)}
     with pytest.raises(RecordsLost, match=f"no record is left for it below {until}") as lost:
         async for _ in consumed(position, pages, until, skip_lost=True):
             pass

@@ -542,7 +542,11 @@ async def test_a_consumer_whose_cursor_is_given_away_has_lost_it(cluster: Runnin
                 ).status == 200
             with pytest.raises(CursorTaken, match="belongs to 'bob'"):
                 await batch.commit()
-            for refused in (anext(client.consume("moves")), client.cursors.set("moves", 0), client.cursors.delete("moves")):
+            for refused in (
+                anext(client.consume("moves")),
+                client.cursors.set("moves", 0),
+                client.cursors.delete("moves"),
+            ):
                 with pytest.raises(Forbidden, match="belongs to 'bob'"):
                     await refused
             with pytest.raises(Forbidden):
