@@ -167,6 +167,7 @@ async def test_a_change_of_shares_passes_their_hold_on_in_steps_each_of_which_ma
             assert (level, 200) in holds, "the log is held throughout"
             return reply
 
+        steps = 0
         for steps in range(100):
             for shard in range(4):
                 await client.cursors.set(f"mail/{shard}-4", level, hold_bytes=200)
