@@ -202,6 +202,24 @@ async def test_whatever_integers_a_peer_sends_the_node_lives() -> None:
         assert all(control.status() is None or control.status() for control in plane.controls.values())
 
 
+def test_a_leader_takes_no_answer_with_an_index_that_its_log_does_not_have() -> None:
+    said: list[list[Any]] = []
+    node = Raft("n1", ("n2", "n3"), QUICK, lambda _, message: said.append(unpacked(encode(message))))
+    node.connected("n2")
+    end = time.monotonic() + DEADLINE_S
+    while not node.status().leads and time.monotonic() < end:
+        node.tick()
+        for asked in [row for row in said if row[0] == 1]:
+            node.received("n2", decode(pack([2, asked[1]])))
+        said.clear()
+    following = node.status().log_length + 1
+
+    for index in (1, following + 1, following + 300):
+        with pytest.raises(NotAdmitted, match=f"the next index is {index}, and is from 2 to {following}"):
+            node.received("n2", decode(pack([4, index, True, False])))
+    node.received("n2", decode(pack([4, following, True, True])))
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_no_message_of_a_peer_makes_pysyncobj_fail_now_or_later(seed: int) -> None:
     chance = random.Random(seed)
