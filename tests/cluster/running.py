@@ -62,7 +62,12 @@ class RunningNode:
     async def stop(self) -> None:
         await self.server.close()
         await self.node.stop()
+        served = self.runner.server.connections if self.runner.server is not None else []
+        transports = [connection.transport for connection in served if connection.transport is not None]
         await self.runner.cleanup()
+        for transport in transports:  # Of a caller that reads nothing, or says no goodbye, it would outlive the loop.
+            transport.abort()
+        await asyncio.sleep(0)
 
 
 @dataclass
