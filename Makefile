@@ -2,7 +2,7 @@
 # servers in .cache and a Java for Spark. Install only Python 3.11 or newer, make and git beforehand.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compose-demo check test test-all test-rest tidy soak soak-log soak-processes soak-retriers soak-workers soak-lasting soak-overload soak-reads soak-hostile soak-hellos soak-messages soak-mutated soak-pipeline soak-faults soak-members soak-histories bench bench-commits lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment go-tools java
+.PHONY: help demo compose-demo check test test-all test-rest tidy soak soak-log soak-processes soak-retriers soak-workers soak-lasting soak-overload soak-reads soak-hostile soak-hellos soak-messages soak-mutated soak-pipeline soak-faults soak-members soak-histories bench bench-commits lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment go-tools java filesystems
 
 BIN := .venv/bin
 
@@ -35,10 +35,10 @@ else
 	$(RUN_TESTS) -m "not full"
 endif
 
-test-all: dev-environment go-tools java ## every test there is
+test-all: dev-environment go-tools java filesystems ## every test there is
 	$(RUN_TESTS) -m "full or not full"
 
-test-rest: dev-environment go-tools java ## what test-all runs and test does not
+test-rest: dev-environment go-tools java filesystems ## what test-all runs and test does not
 	$(RUN_TESTS) -m full
 
 soak: soak-log soak-processes soak-retriers soak-workers soak-lasting soak-overload soak-reads soak-hostile soak-hellos soak-messages soak-mutated soak-pipeline soak-faults soak-members soak-histories ## long runs of the tests; the last goes on until a rule breaks (FROM=seed, JOBS=processes)
@@ -135,3 +135,7 @@ go-tools: dev-environment
 
 java:
 	@tests/setup/java.sh
+
+# After java: two runs of apt-get do not wait for each other.
+filesystems: | java
+	@tests/setup/filesystems.sh

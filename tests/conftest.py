@@ -26,7 +26,7 @@ FIRST = ["tidy", "log", "sm", "replication", "cluster"]
 LAST = ["processes", "overload", "faults"]
 
 # These start processes, and measure or wait for time: one runs at a time.
-ALONE = frozenset({"processes", "overload", "faults"})
+ALONE = frozenset({"processes", "overload", "faults", "filesystems"})
 # Here only the tests with one of these fixtures do: a session of Spark, or a cluster of processes.
 ALONE_IF_FIXTURE = {
     "backup": frozenset({"cluster", "clusters", "small", "gateway"}),

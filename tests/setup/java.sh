@@ -21,19 +21,12 @@ fits() {
 java=${JAVA_HOME:+$JAVA_HOME/bin/}java
 if fits "$java"; then exit 0; fi
 
-as_root() {
-    if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
-}
+# shellcheck source=tests/setup/apt.sh
+source "$(dirname "$0")/apt.sh"
 
-if [ -z "${JAVA_HOME:-}" ] && command -v apt-get >/dev/null \
-    && { [ "$(id -u)" = 0 ] || { command -v sudo >/dev/null && sudo -n true 2>/dev/null; }; }; then
+if [ -z "${JAVA_HOME:-}" ] && command -v apt-get >/dev/null && may_be_root; then
     echo "No Java $lowest or newer on PATH, which Spark needs: installing $package (200 MB)"
-    log=$(mktemp)
-    trap 'rm -f "$log"' EXIT
-    if ! { as_root apt-get update && as_root env DEBIAN_FRONTEND=noninteractive \
-        apt-get install -y --no-install-recommends "$package"; } >"$log" 2>&1; then
-        tail -n 5 "$log" >&2
-    fi
+    try_apt "$package"
     if fits java; then exit 0; fi
 fi
 

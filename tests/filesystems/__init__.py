@@ -1,0 +1,1 @@
+"""Real file systems, made in a file and mounted. The tests that use them are marked `full`: they need root."""

@@ -1,0 +1,19 @@
+"""The harness itself: what is mounted is what was asked for."""
+
+import os
+
+import pytest
+
+from .mounts import MAKE, MIB, as_root, mounted
+
+pytestmark = pytest.mark.full
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_a_mount_is_of_its_kind_and_size_and_gone_at_the_end(kind: str) -> None:
+    with mounted(kind, 400 * MIB) as path:
+        assert as_root("stat", "--file-system", "--format=%T", path).strip() in (kind, "ext2/ext3")
+        room = os.statvfs(path)
+        assert room.f_frsize * room.f_blocks <= 400 * MIB
+        (path / "file").write_bytes(b"x")
+    assert not path.exists()
