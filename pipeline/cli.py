@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from quire.cluster.standard_streams import queue_standard_streams
 from quire.cluster.terminal import escaped, escaped_json
 from quire.log.json_text import to_json
 
@@ -93,6 +94,8 @@ def archive(
 
         options = _options(path, bootstrap, access=_access(bootstrap, token_file, ca))
         _folder(archive_dir, "archive")
+        if every:
+            queue_standard_streams()
         with (
             _until_stopped() if every else nullcontext(),
             _session("archive", on, conf) as spark,

@@ -1,6 +1,5 @@
 """`quire backup`: backs a cluster up to a folder or an object store, and shows and verifies what is there."""
 
-import os
 import signal
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
@@ -10,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from ..errors import ClusterError
+from ..standard_streams import queue_standard_streams
 from .connection import DEFAULT_TIMEOUT_S, ClusterOptions, Json, Timeout, ask, connecting, exit_of, fail_usage
 from .group import Group
-from .output import Exit, complain, interruptible, say, to_json
+from .output import Exit, complain, exit_at_once, interruptible, say, to_json
 from .progress import shown_bytes
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ def run(
         if every is None:
             done(asyncio.run(_until_stopped(keeper.run(), _interrupted)))
             return
+        queue_standard_streams()
         if place is not None:
             _serve(keeper, place)
         keeping = keeper.keep(every, done, complain)
@@ -121,7 +122,7 @@ async def _until_stopped(main: Coroutine[object, object, T], code: Callable[[], 
     import asyncio
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, lambda: os._exit(code()))
+        asyncio.get_running_loop().add_signal_handler(number, lambda: exit_at_once(code()))
     return await main
 
 

@@ -19,11 +19,12 @@ import threading
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from enum import IntEnum
-from typing import BinaryIO, TextIO
+from typing import BinaryIO, NoReturn, TextIO
 
 from quire import QuireError
 
-from ..terminal import EscapingStream, escaped, escaped_json
+from ..standard_streams import OutputQueue, drain, is_one_file, queue_stderr, stdout_queue
+from ..terminal import escaped, escaped_json
 
 ESCAPED = "quire-escaped"
 """The error handler of streams whose encoding lacks a character: it becomes its escape in JSON, as `\\u20ac`."""
@@ -57,11 +58,14 @@ class OutputLost(QuireError):
 class Output(io.TextIOBase):
     """stdout. What cannot be written raises OutputLost, whoever prints: a command, its help, or a table."""
 
-    def __init__(self, below: TextIO) -> None:
+    def __init__(self, below: TextIO, before: OutputQueue | None) -> None:
+        """`before`: where stderr is the same file, its lines, which were printed earlier."""
         self._below = below
+        self._before = before
 
     def write(self, text: str) -> int:
         """Write the text; return its length."""
+        self._settle()
         try:
             return self._below.write(text)
         except OSError as error:
@@ -89,6 +93,7 @@ class Output(io.TextIOBase):
     @property
     def buffer(self) -> BinaryIO:
         """The binary stream below, which raises OSError."""
+        self._settle()
         return self._below.buffer
 
     @property
@@ -96,15 +101,34 @@ class Output(io.TextIOBase):
         """That of the stream below."""
         return self._below.encoding
 
+    def _settle(self) -> None:
+        if self._before is not None:
+            self._before.settle()
+
 
 def say(*cells: str) -> None:
     """Write one line to stdout, with tabs between its cells. Raises OutputLost."""
     print("\t".join(map(escaped, cells)), flush=True)
 
 
-def say_all(lines: Iterable[str]) -> None:
-    """Write lines of JSON, flushed once. Raises OutputLost."""
-    print("\n".join(lines), flush=True)
+async def say_all(lines: Iterable[str]) -> None:
+    """Write lines to stdout, however long its reader takes; cancel it to wait no longer. Raises OutputLost."""
+    import asyncio
+
+    loop, queue = asyncio.get_running_loop(), stdout_queue()
+    written: asyncio.Future[OSError | None] = loop.create_future()
+
+    def tell(error: OSError | None) -> None:
+        if not written.done():
+            written.set_result(error)
+
+    def done(error: OSError | None) -> None:
+        with suppress(RuntimeError):  # The loop has ended: nobody waits.
+            loop.call_soon_threadsafe(tell, error)
+
+    queue.deliver("".join(f"{line}\n" for line in lines).encode(queue.encoding, ESCAPED), done)
+    if (error := await written) is not None:
+        raise OutputLost(error)
 
 
 def write(data: bytes) -> None:
@@ -117,7 +141,7 @@ def write(data: bytes) -> None:
 
 
 def complain(sentence: str) -> None:
-    """Write one sentence to stderr, on one line."""
+    """Write one sentence to stderr, on one line. It may be dropped if nobody reads; the exit code still tells."""
     print(f"quire: {escaped(sentence)}", file=sys.stderr, flush=True)
 
 
@@ -136,21 +160,6 @@ def to_json(value: object) -> str:
     from quire.log.json_text import to_json as encode  # Help and errors need none.
 
     return escaped_json(encode(value).decode())
-
-
-class Complaints(EscapingStream):
-    """stderr, escaped. If nobody reads it, the exit code still tells."""
-
-    def write(self, text: str) -> int:
-        """Write the text, if it can be written."""
-        with suppress(OSError):
-            super().write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        """Flush the stream below, if it can be."""
-        with suppress(OSError):
-            super().flush()
 
 
 @contextmanager
@@ -193,15 +202,19 @@ def lost(error: OutputLost) -> Exit:
 
 
 def prepare_streams() -> None:
-    """Let no text end the process: stderr is escaped, and what an encoding lacks is written as its escape."""
+    """Let no text end the process, or have it wait on stderr; what an encoding lacks is written as its escape."""
     codecs.register_error(ESCAPED, _escape)
+    stderr = queue_stderr()  # Also for what typer, or Python itself, says of arguments and of errors.
     sys.stdout = sys.stdout or _nowhere()  # None, if the process was started without it.
-    sys.stderr = sys.stderr or _nowhere()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=ESCAPED)
-    sys.stdout = Output(sys.stdout)
-    sys.stderr = Complaints(sys.stderr)  # For what typer, or Python itself, says of arguments and of errors.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors=ESCAPED)
+    sys.stdout = Output(sys.stdout, stderr if is_one_file() else None)
+
+
+def exit_at_once(code: Exit) -> NoReturn:
+    """End the process now, whatever its threads wait for; lines that somebody reads are still written."""
+    drain()
+    os._exit(code)
 
 
 def _nowhere() -> TextIO:

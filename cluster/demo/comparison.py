@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..cli.calls.load import BATCH_COMMANDS, Loaded, Summary, load, source_of
-from ..cli.console import EscapingConsole
 from ..cli.nodes.rows import NodeRow, Rows
 from ..cli.nodes.table import print_nodes
-from ..cli.output import Exit, complain, say, to_json
+from ..cli.output import Exit, complain, say_all, to_json
 from ..cli.progress import shown_progress
 from ..client import connect
 from .nodes import DemoFailed
@@ -54,7 +53,7 @@ def run_demo(*, check: bool, data_dir: Path | None, commands: int, as_json: bool
         comparison = await demo.unless_interrupted(_load_and_compare(demo, commands))
         if comparison is None:
             return Exit.INTERRUPTED
-        _show(comparison, demo.console, as_json=as_json)
+        await _show(comparison, demo, as_json=as_json)
         if not check:
             _suggest_commands(demo)
             await demo.unless_interrupted(asyncio.Event().wait())
@@ -111,18 +110,18 @@ def _failed(row: NodeRow) -> bool:
     return row.status is None or bool(row.failure)
 
 
-def _show(comparison: Comparison, console: EscapingConsole, *, as_json: bool) -> None:
+async def _show(comparison: Comparison, demo: Demo, *, as_json: bool) -> None:
     differences = comparison.differences
     if as_json:
         nodes = {node_id: row.document() for node_id, row in comparison.rows.items()}
         document = {**comparison._asdict(), "rows": nodes, "equal": not differences, "differences": differences}
-        say(to_json(document))
-    print_nodes(console, comparison.rows)
+        await demo.unless_interrupted(say_all([to_json(document)]))
+    print_nodes(demo.console, comparison.rows)
     if differences:
         for difference in differences:
             complain(difference)
         return
-    console.print(
+    demo.console.print(
         f"All three nodes answer {comparison.expected},\n"
         "with equal applied_index and digest. So does examples/classroom_check.py,\n"
         "which shares no code with quire.",

@@ -17,8 +17,9 @@ from ..cli.console import EscapingConsole
 from ..cli.nodes.asking import NodeCaller
 from ..cli.nodes.rows import Rows, ask_nodes
 from ..cli.nodes.table import print_nodes
-from ..cli.output import Exit, complain, say, to_json
+from ..cli.output import Exit, complain, say_all, to_json
 from ..client import Client, ClientError, Status, Unavailable, connect
+from ..standard_streams import queue_standard_streams
 from .nodes import DemoFailed, DemoNodes
 from .writers import BATCH_COMMANDS, Writers
 
@@ -189,7 +190,7 @@ def run_scenario(
         if outcome is None:
             return Exit.INTERRUPTED
         if as_json:
-            say(to_json(document(outcome)))
+            await demo.unless_interrupted(say_all([to_json(document(outcome))]))
         print_nodes(demo.console, outcome.rows)
         for difference in outcome.differences:
             complain(difference)
@@ -218,6 +219,8 @@ def run_on_nodes(
     except OSError as error:
         complain(f"{directory} cannot be used: {(error.strerror or str(error)).lower()}; give another --data-dir")
         return Exit.USAGE
+    if not as_json:
+        queue_standard_streams()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             code = runner.run(_run_watched(work, DemoNodes(directory, proxied=proxied, flags=flags), as_json=as_json))

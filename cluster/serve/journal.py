@@ -25,8 +25,8 @@ from structlog.typing import EventDict, ExcInfo, Processor
 
 from ..access.audit import AUDIT_LOG, LINES_PER_SECOND, tells_a_change
 from ..access.tokens import without_tokens
+from ..standard_streams import OutputQueue, lines_were_dropped
 from ..terminal import escaped
-from .standard_streams import OutputQueue, lines_were_dropped
 
 BURST_LINES = 20
 BURST_PER_SECOND = 1.0

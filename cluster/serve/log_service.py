@@ -17,11 +17,11 @@ from ..node.turn_times import TurnTimes
 from ..standalone.app import READS_LIMIT, WRITES_LIMIT, make_app
 from ..standalone.config import MODE, StandaloneConfig
 from ..standalone.service import LogService
+from ..standard_streams import OutputQueue
 from .arguments import parse_standalone
 from .descriptors import OWN_FILES
 from .journal import configure_logging
 from .process import CannotStart, refuse_settings, run
-from .standard_streams import StandardStreams
 
 LOG_FILES = OWN_FILES + WRITES_LIMIT + READS_LIMIT
 """Each write may have a spool, and each read of a large record its store."""
@@ -29,14 +29,14 @@ LOG_FILES = OWN_FILES + WRITES_LIMIT + READS_LIMIT
 log = structlog.get_logger(__name__)
 
 
-def serve_log(arguments: Sequence[str], streams: StandardStreams) -> int:
+def serve_log(arguments: Sequence[str], stderr: OutputQueue) -> int:
     """Serve a log until SIGTERM or SIGINT; return the exit code."""
     flags, config_file = parse_standalone(StandaloneConfig, arguments)
     try:
         config = load_settings(StandaloneConfig, flags, config_file)
     except ConfigInvalid as error:
         return refuse_settings(error)
-    rates = configure_logging(config.log_format, MODE, streams.stderr)
+    rates = configure_logging(config.log_format, MODE, stderr)
     return run(lambda: _LogService(config), config.listen, config.data_dir, rates)
 
 

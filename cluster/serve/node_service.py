@@ -21,11 +21,11 @@ from ..http.forwarding import CONNECTION_LIMIT
 from ..node.node import Node
 from ..node.turn_times import TurnTimes
 from ..node.views.status import not_ready_reasons
+from ..standard_streams import dropped_lines, queue_standard_streams
 from .arguments import STANDALONE, parse_serve
 from .descriptors import OWN_FILES
 from .journal import configure_logging
 from .process import CannotStart, refuse_settings, run
-from .standard_streams import queue_standard_streams
 
 PEER_FILES = 192
 """For each of 64 members: a link, a stream, and a snapshot being fetched or calls for its status."""
@@ -35,20 +35,20 @@ SWITCH_S = 0.0005  # The longest that a thread waits for the GIL after its flush
 
 def serve(arguments: Sequence[str]) -> int:
     """Run a node, or a standalone log, until SIGTERM or SIGINT; return the exit code."""
-    streams = queue_standard_streams()
+    stderr = queue_standard_streams()
     if STANDALONE in arguments:
         from .log_service import serve_log  # noqa: PLC0415  # A standalone log needs no modules of a node, and vice versa.
 
-        return serve_log(arguments, streams)
+        return serve_log(arguments, stderr)
     flags, config_file = parse_serve(arguments)
     try:
         config = load_config(flags, config_file)
     except ConfigInvalid as error:
         return refuse_settings(error)
     search_current_folder(config.machine)
-    rates = configure_logging(config.log_format, config.node, streams.stderr)
+    rates = configure_logging(config.log_format, config.node, stderr)
     sys.setswitchinterval(SWITCH_S)
-    service = partial(_NodeService, config, lambda: streams.dropped + rates.left_out)
+    service = partial(_NodeService, config, lambda: dropped_lines() + rates.left_out)
     return run(service, config.listen, config.data_dir, rates)
 
 

@@ -89,7 +89,7 @@ async def test_the_variables_suffice_to_write_to_a_locked_cluster(
 
 
 async def test_the_variables_suffice_to_read_from_a_locked_cluster(
-    tls: ssl.SSLContext, variables: dict[str, str]
+    tls: ssl.SSLContext, variables: dict[str, str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     async with scripted(document({"node_id": "n1", "role": "leader"}), tls=tls) as server:
         shown = await run({**variables, "QUIRE_SERVER": server.address}, "status", "--json")
@@ -99,7 +99,7 @@ async def test_the_variables_suffice_to_read_from_a_locked_cluster(
         )
 
     assert (shown.exit_code, list(json.loads(shown.stdout))) == (Exit.DONE, ["n1"])
-    assert (tailed.exit_code, json.loads(tailed.stdout)["index"]) == (Exit.DONE, 0)
+    assert (tailed.exit_code, json.loads(capfd.readouterr().out)["index"]) == (Exit.DONE, 0)
 
 
 async def test_flags_override_the_variables(tls: ssl.SSLContext, variables: dict[str, str]) -> None:

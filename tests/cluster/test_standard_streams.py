@@ -12,16 +12,17 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 
 import pytest
 import structlog
 
 from quire.cluster.serve.journal import KINDS_LIMIT, configure_logging
-from quire.cluster.serve.standard_streams import QUEUED_BYTES, QUEUED_LINES, OutputQueue
+from quire.cluster.standard_streams import QUEUED_BYTES, QUEUED_LINES, OutputQueue
 
 DEADLINE_S = 30.0
 PIPE_BYTES = 4096
-SCRIPT_START = "from quire.cluster.serve.standard_streams import queue_standard_streams as queue; streams = queue()\n"
+SCRIPT_START = "from quire.cluster.standard_streams import queue_standard_streams as queue; queue()\n"
 
 
 class Pipe:
@@ -147,6 +148,32 @@ def test_a_descriptor_that_does_not_block_is_waited_for(pipe: Pipe) -> None:
     assert pipe.queue.dropped == 0
 
 
+def test_what_is_delivered_is_never_dropped_and_comes_in_its_place(pipe: Pipe) -> None:
+    pipe.fill()
+    large, outcomes = b"y" * (2 * QUEUED_BYTES) + b"\n", SimpleQueue[OSError | None]()
+
+    pipe.queue.deliver(large, outcomes.put)
+    for _ in range(QUEUED_LINES):
+        pipe.queue.put(b"line\n")
+    pipe.queue.deliver(b"last\n", outcomes.put)
+
+    assert outcomes.empty()
+    said = pipe.read_until(b"last\n").splitlines(keepends=True)
+    assert (said[1], said[-1]) == (large, b"last\n")
+    assert (outcomes.get(timeout=DEADLINE_S), outcomes.get(timeout=DEADLINE_S)) == (None, None)
+
+
+def test_whoever_delivers_learns_that_the_reader_is_gone_and_nothing_counts_as_dropped(pipe: Pipe) -> None:
+    os.close(pipe.reading)
+    outcomes = SimpleQueue[OSError | None]()
+
+    pipe.queue.deliver(b"record\n", outcomes.put)
+
+    assert isinstance(outcomes.get(timeout=DEADLINE_S), BrokenPipeError)
+    assert pipe.queue.dropped == 0
+    pipe.reading = os.open(os.devnull, os.O_RDONLY)
+
+
 def test_a_forked_child_writes_nothing_and_waits_for_no_lock(pipe: Pipe) -> None:
     held, release = threading.Event(), threading.Event()
 
@@ -260,3 +287,34 @@ def test_a_closed_descriptor_is_given_to_no_file() -> None:
     ended = run("import os; print(open('/dev/null').fileno() > 2)", preexec_fn=lambda: os.close(2))
 
     assert (ended.returncode, ended.stdout) == (0, "True\n")
+
+
+def test_lines_of_stdout_that_were_dropped_are_told_on_stderr_once_it_is_read() -> None:
+    # The first line is more than a pipe holds: it stays in the write.
+    lines = f"sys.stdout.write('y' * 99_999 + chr(10)); [print('x') for _ in range({QUEUED_LINES} + 4)]"
+    script = f"{lines}; print('done', file=sys.stderr); input()"
+    command = [sys.executable, "-c", f"import sys; {SCRIPT_START}{script}"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stderr.readline() == b"done\n"  # All was printed, and nobody has read.
+        read = [process.stdout.readline() for _ in range(QUEUED_LINES)]
+        told = process.stderr.readline()
+        rest = process.communicate(b"\n", timeout=DEADLINE_S)
+
+    assert set(read[1:]) == {b"x\n"}
+    assert told == b"quire: 5 lines were dropped: stdout was not read\n"
+    assert rest == (b"", b"")
+
+
+def test_stdout_and_stderr_of_a_command_that_are_one_file_keep_their_order() -> None:
+    script = (
+        "from quire.cluster.cli.output import complain, prepare_streams, say; prepare_streams()\n"
+        "for number in range(200):\n    complain(str(number))\n    say(str(number))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=DEADLINE_S, check=True
+    )
+
+    assert ended.stdout == b"".join(b"quire: %d\n%d\n" % (number, number) for number in range(200))

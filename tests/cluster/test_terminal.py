@@ -28,7 +28,7 @@ from quire.cluster.http.problems import problem
 from quire.cluster.serve.arguments import parse_serve
 from quire.cluster.serve.journal import configure_logging
 from quire.cluster.serve.process import refuse_settings
-from quire.cluster.serve.standard_streams import OutputQueue
+from quire.cluster.standard_streams import OutputQueue, drain
 from quire.cluster.terminal import EscapingStream, escaped, escaped_json
 from quire.log import pack
 from quire.log.json_text import from_json
@@ -84,7 +84,7 @@ def invoked(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
 
 
-async def test_every_command_escapes_what_the_log_holds(tmp_path: Path) -> None:
+async def test_every_command_escapes_what_the_log_holds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     async with running_cluster(tmp_path, 1, machine="kv") as cluster, connect(cluster.address("n1")) as client:
         server = ["--server", cluster.address("n1")]
 
@@ -108,7 +108,9 @@ async def test_every_command_escapes_what_the_log_holds(tmp_path: Path) -> None:
         assert (int(number), json.loads(shown)) == (at, value)
         of_range = await quire("read", "--from", str(at), "--to", str(at + 1), "--json")
         assert json.loads(of_range)["value"] == value
-        assert json.loads(await quire("tail", "--from", str(at), "--count", "1"))["value"] == value
+        await quire("tail", "--from", str(at), "--count", "1", lines=0)
+        [tailed] = [line for line in capfd.readouterr().out.splitlines() if line.startswith('{"index"')]
+        assert (json.loads(tailed)["value"], obeyed_in(tailed)) == (value, [])
         assert json.loads((await quire("state", lines=3)).splitlines()[0]) == {HOSTILE: HOSTILE}
         assert json.loads(await quire("state", "--json"))["state"] == {HOSTILE: HOSTILE}
         export = (await quire("read", "--export", "--from", str(at), "--to", str(at + 1), lines=3)).splitlines()
@@ -296,14 +298,17 @@ def test_what_a_file_holds_is_escaped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[HOSTILE], ["read", "1", HOSTILE], [f"--{HOSTILE}"]])
-def test_an_argument_that_is_refused_is_quoted_escaped(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    stderr = StringIO()
-    monkeypatch.setattr(sys, "argv", ["quire", *arguments])
-    monkeypatch.setattr(sys, "stderr", stderr)
+def test_an_argument_that_is_refused_is_quoted_escaped(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("argv", ["quire", *arguments]), ("stdout", sys.stdout), ("stderr", sys.stderr)):
+        monkeypatch.setattr(sys, name, value)
 
     assert commands.run() == 2
-    assert "z" in stderr.getvalue()
-    assert obeyed_in(stderr.getvalue(), keep="\n\t") == []
+    drain()
+    said = capfd.readouterr().err
+    assert "z" in said
+    assert obeyed_in(said, keep="\n\t") == []
 
 
 def test_a_traceback_is_escaped() -> None:

@@ -21,7 +21,7 @@ PACKAGES = frozenset({"log", "sm", "replication", "cluster", "pipeline"})
 # Of cluster, these see no more than its client; the pipeline also reads commands just as the nodes do, escapes what it
 # prints, and in its tasks, without the client, shows and verifies what the client does, and matches answers as it does.
 CLIENT_ONLY = frozenset({"pipeline", "src"})
-READING = frozenset({"access", "request_id", "terminal", "values"})
+READING = frozenset({"access", "request_id", "standard_streams", "terminal", "values"})
 
 ROOT = frozenset({"quire.QuireError", "quire.exports"})  # Each package may have errors, and export names lazily.
 

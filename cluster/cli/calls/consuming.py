@@ -11,7 +11,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from types import FrameType
 
@@ -26,6 +26,7 @@ from ...client import (
     RecordsLost,
     Unavailable,
 )
+from ...standard_streams import DRAIN_S
 from ..output import complain, say_all, to_json
 from .handlers import Handlers
 
@@ -82,11 +83,14 @@ async def print_records(batches: Batches) -> None:
     """Print records, and commit each batch once stdout has it. Raises OutputLost."""
     async for batch in batches:
         _complain_of_lost(batch)
-        say_all(to_json(asdict(record)) for record in batch.records)
+        saying = asyncio.ensure_future(say_all(to_json(asdict(record)) for record in batch.records))
         try:
+            await asyncio.shield(saying)
             await batch.commit()
         except asyncio.CancelledError:
-            await batch.commit()  # It is printed.
+            with suppress(TimeoutError):  # Nobody reads: it comes again.
+                await asyncio.wait_for(saying, DRAIN_S)
+                await batch.commit()
             raise
 
 
@@ -125,7 +129,7 @@ def _canceller() -> Callable[[int, FrameType | None], None]:
     def stop(number: int, _frame: FrameType | None) -> None:
         nonlocal count
         count += 1
-        if count > 1 or task is None:  # The loop may be stuck in a write that nobody reads.
+        if count > 1 or task is None:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return

@@ -183,7 +183,7 @@ async def _print_records(unopened: "Client", from_index: int | None, count: int 
     left = count
     async with unopened as client, aclosing(client.pages.tail(from_index)) as pages:
         async for page in pages:
-            say_all(to_json(asdict(record)) for record in page[:left])
+            await say_all(to_json(asdict(record)) for record in page[:left])
             if left is not None:
                 left -= len(page)
                 if left <= 0:

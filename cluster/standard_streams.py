@@ -1,17 +1,22 @@
-"""stdout and stderr of a server: writing to them never waits for their reader.
+"""stdout and stderr: what works on, as a server does, never waits for the reader of its lines.
 
-A pipe holds 64 KiB. If it is full and nobody reads it, the next write blocks. On the event loop, that would stop the
-node from answering callers and peers. So a thread does the writing, and:
+A pipe holds 64 KiB, and Ctrl-S stops a terminal. If nobody reads, the next write blocks. On the event loop, that would
+stop a node from answering callers and peers, a backup from backing up, and each of them from ending at SIGTERM. So a
+thread does the writing, and:
 
 1. a write to `sys.stdout` or `sys.stderr`, and a line of the journal, goes into a queue. That never waits for the
    descriptor: the queue's lock is held for a few assignments, never during a system call
 2. the queue has a maximum, of lines and of bytes. Beyond it, new lines are dropped and counted
-3. where lines are missing, the output says how many, as soon as something can be written there again
+3. where lines are missing, the output says how many, as soon as something can be written there again; stderr says it of
+   stdout, which a program may parse
 4. if writing fails (the reader is gone, the disk is full), the line is dropped and counted; the next one is tried
 5. lines are written whole and in order; stdout and stderr share a queue if they are the same file
 6. at the end, the process waits at most DRAIN_S for queued lines
 7. a forked child writes nothing: a lock that was held at the fork is never released there
 8. printed text is escaped (cluster/terminal.py); lines of the journal are already escaped
+9. what is delivered, such as the records of `quire tail`, is never dropped, and its caller learns what became of it
+
+The stderr of every command goes this way. Its stdout does only where it tells of work that goes on (`backup --every`).
 
 This does not cover output that bypasses `sys.stdout` and `sys.stderr`: the C library and faulthandler write to
 descriptor 2.
@@ -25,10 +30,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TextIO
 
-from ..terminal import EscapingStream
+from .terminal import EscapingStream
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -43,6 +49,8 @@ STDOUT, STDERR = 1, 2
 
 Notice = Callable[[int, str], str]
 """The line that says how many lines were dropped, and why."""
+Done = Callable[[OSError | None], None]
+"""Called in the queue's thread once data is written, or with the reason why it is not, or not whole."""
 
 
 class _Gap:
@@ -70,7 +78,7 @@ class OutputQueue:
         self.encoding = encoding
         """That of the text."""
         self._process = os.getpid()
-        self._queue: SimpleQueue[bytes | _Gap | threading.Event] = SimpleQueue()
+        self._queue: SimpleQueue[bytes | _Gap | tuple[bytes, Done]] = SimpleQueue()
         self.lock = threading.RLock()  # Reentrant: the garbage collector may run a finalizer that logs.
         self._lines = self._bytes = 0
         self._gap: _Gap | None = None  # The newest item of the queue, if it is a marker.
@@ -99,14 +107,23 @@ class OutputQueue:
             self._bytes += len(line)
             self._queue.put(line)
 
+    def deliver(self, data: bytes, done: Done) -> None:
+        """Queue data that is never dropped, whatever the limits; its caller waits for `done`. Not in a forked child."""
+        if self._is_forked:
+            done(None)
+        else:
+            self._queue.put((data, done))
+
     def mark(self) -> threading.Event:
         """An event that is set once everything queued now was written or dropped; already set in a forked child."""
         reached = threading.Event()
-        if self._is_forked:
-            reached.set()
-        else:
-            self._queue.put(reached)
+        self.deliver(b"", lambda _: reached.set())
         return reached
+
+    def settle(self) -> None:
+        """Wait until every line that is queued now was written or dropped."""
+        if self._lines:
+            self.mark().wait()
 
     @property
     def _is_forked(self) -> bool:
@@ -126,18 +143,19 @@ class OutputQueue:
                 self._why = f"{self.name} was not read"
                 self._try(b"")
             else:
-                item.set()
+                data, done = item
+                done(self._try(data))
 
     def _write_line(self, line: bytes) -> None:
-        written = self._try(line)
-        self._missing += not written
+        is_missing = self._try(line) is not None
+        self._missing += is_missing
         with self.lock:
-            self.dropped += not written
+            self.dropped += is_missing
             self._lines -= 1
             self._bytes -= len(line)
 
-    def _try(self, line: bytes) -> bool:
-        """Write the number of missing lines, if any, and the line; return whether it was written."""
+    def _try(self, line: bytes) -> OSError | None:
+        """Write the number of missing lines, if any, and the line; return why it was not written."""
         try:
             if self._missing:
                 self._write(self.notice(self._missing, self._why).encode(self.encoding, UNENCODABLE))
@@ -145,8 +163,8 @@ class OutputQueue:
             self._write(line)
         except OSError as error:
             self._why = f"{self.name} failed: {(error.strerror or str(error)).lower()}"
-            return False
-        return True
+            return error
+        return None
 
     def _write(self, line: bytes) -> None:
         rest = memoryview(b"\n" + line if self._torn and line else line)
@@ -192,40 +210,65 @@ class _QueuedFile(io.BufferedIOBase):
         return len(line)
 
 
-class StandardStreams:
-    """The queues of stdout and stderr, which may be the same one."""
-
-    def __init__(self, stdout: OutputQueue, stderr: OutputQueue) -> None:
-        self.stdout = stdout
-        self.stderr = stderr
-
-    @property
-    def dropped(self) -> int:
-        """Lines that were dropped since the start."""
-        return sum(queue.dropped for queue in self._queues)
-
-    def drain(self, timeout_s: float = DRAIN_S) -> None:
-        """Wait until everything queued now was written or dropped, or until the timeout."""
-        end = time.monotonic() + timeout_s
-        for reached in [queue.mark() for queue in self._queues]:  # Ask all of them first: one may be stuck.
-            reached.wait(max(0.0, end - time.monotonic()))
-
-    @property
-    def _queues(self) -> set[OutputQueue]:
-        return {self.stdout, self.stderr}
+_queues: list[OutputQueue] = []
+"""Those of this process that have begun: of stderr, and of stdout if that is another file."""
 
 
-def queue_standard_streams() -> StandardStreams:
-    """From now on, nothing that this process prints waits for its reader; at exit the process waits up to DRAIN_S."""
+@cache
+def stderr_queue() -> OutputQueue:
+    """The queue of stderr, begun at the first call; at exit the process waits for it, up to DRAIN_S."""
     for descriptor in (STDOUT, STDERR):
         _open_if_closed(descriptor)
-    stderr = OutputQueue(STDERR, "stderr", _encoding_of(sys.stderr))
-    same = os.path.samestat(os.fstat(STDOUT), os.fstat(STDERR))
-    stdout = stderr if same else OutputQueue(STDOUT, "stdout", _encoding_of(sys.stdout))
-    streams = StandardStreams(stdout, stderr)
-    sys.stdout, sys.stderr = _text_stream(stdout), _text_stream(stderr)
-    atexit.register(streams.drain)
-    return streams
+    _queues.append(OutputQueue(STDERR, "stderr", _encoding_of(sys.stderr)))
+    atexit.register(drain)
+    return _queues[0]
+
+
+@cache
+def stdout_queue() -> OutputQueue:
+    """The queue of stdout, begun at the first call; that of stderr, if they are the same file."""
+    stderr = stderr_queue()
+    if is_one_file():
+        return stderr
+    stdout = OutputQueue(STDOUT, "stdout", _encoding_of(sys.stdout))
+
+    def notice(lines: int, why: str) -> str:
+        stderr.write(stderr.notice(lines, why))
+        return ""
+
+    stdout.notice = notice
+    _queues.append(stdout)
+    return stdout
+
+
+def is_one_file() -> bool:
+    """Whether stdout and stderr are the same file."""
+    return os.path.samestat(os.fstat(STDOUT), os.fstat(STDERR))
+
+
+def queue_stderr() -> OutputQueue:
+    """From now on, nothing that this process prints to stderr waits for its reader. Returns the queue."""
+    queue = stderr_queue()
+    sys.stderr = _text_stream(queue)
+    return queue
+
+
+def queue_standard_streams() -> OutputQueue:
+    """From now on, nothing that this process prints waits for its reader. Returns the queue of stderr."""
+    sys.stdout = _text_stream(stdout_queue())
+    return queue_stderr()
+
+
+def dropped_lines() -> int:
+    """Lines of stdout and stderr that were dropped since the start."""
+    return sum(queue.dropped for queue in _queues)
+
+
+def drain(timeout_s: float = DRAIN_S) -> None:
+    """Wait until everything queued now was written or dropped, or until the timeout."""
+    end = time.monotonic() + timeout_s
+    for reached in [queue.mark() for queue in _queues]:  # Ask all of them first: one may be stuck.
+        reached.wait(max(0.0, end - time.monotonic()))
 
 
 def _open_if_closed(descriptor: int) -> None:
