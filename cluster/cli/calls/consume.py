@@ -109,10 +109,13 @@ def consume(
         _refuse_without_exec(max_in_flight, attempts, handler_timeout, skip_failed)
     client = cluster.connect(timeout)
 
+    from .children import Children
     from .consuming import Consumption
     from .handlers import Handlers
 
-    handlers = None if words is None else Handlers(words, attempts, handler_timeout, _skipped_into(skip_failed))
+    handlers = (
+        None if words is None else Handlers(words, attempts, handler_timeout, _skipped_into(skip_failed), Children())
+    )
     consumption = Consumption(name, share, first, until, hold_bytes, skip_lost)
     raise typer.Exit(run_until_stopped(lambda: consumption.run(client, handlers, max_in_flight)))
 

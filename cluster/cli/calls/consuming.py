@@ -69,7 +69,8 @@ class Consumption:
                         if handlers is None:
                             await print_records(batches)
                         else:
-                            await _Handling(handlers, max_in_flight).run(batches)
+                            with handlers.children:
+                                await _Handling(handlers, max_in_flight).run(batches)
                 except RecordsLost as error:
                     raise ClientError(str(error) if self.skip_lost else f"{error} with --skip-lost") from None
                 except HistoryChanged:

@@ -22,6 +22,7 @@ from quire.log.files import open_file, sync_folder
 from ...client import ClientError
 from ...terminal import escaped
 from ..output import complain, pass_on
+from .children import Children
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
@@ -87,6 +88,7 @@ class Handlers:
     attempts: int
     timeout_s: float
     skipped: SkippedRecords | None
+    children: Children
 
     async def handle(self, index: int, line: bytes) -> None:
         """Run the command for a record, `attempts` times at most, until it succeeds; or else skip the record.
@@ -118,9 +120,7 @@ class Handlers:
         """Run the command once; why it failed, None if it succeeded. If it is cancelled, the handler is ended."""
         with _Stderr() as stderr:
             try:
-                process = await asyncio.create_subprocess_exec(
-                    *self.words, stdin=asyncio.subprocess.PIPE, stderr=stderr.descriptor, process_group=0
-                )
+                process = await self.children.start(*self.words, stderr=stderr.descriptor)
             except OSError as error:
                 return f"{self.words[0]!r} could not be started: {(error.strerror or str(error)).lower()}"
             failure = ""
@@ -133,6 +133,8 @@ class Handlers:
             except asyncio.CancelledError:
                 await _end(process)
                 raise
+            finally:
+                self.children.forget(process)
         if not failure and process.returncode:
             failure = f"its handler {_ended_with(process.returncode)}"
         if not failure:
