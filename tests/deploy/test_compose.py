@@ -132,6 +132,11 @@ def test_every_service_is_confined(name: str) -> None:
     assert ("user" in service) == (name == "setup"), "the images' own users are not root"
 
 
+@pytest.mark.parametrize("name", ["setup", *NODES])
+def test_every_service_of_quire_has_an_init(name: str) -> None:
+    assert composed()["services"][name]["init"] is True
+
+
 @pytest.mark.parametrize("name", composed()["services"])
 def test_what_a_service_prints_cannot_fill_the_disk(name: str) -> None:
     logging = composed()["services"][name]["logging"]
@@ -160,6 +165,8 @@ def test_the_image_has_no_build_tools_runs_as_nobody_in_particular_and_is_health
     assert "USER quire" in final
     assert "quire.cluster.serve.healthcheck" in final.partition("HEALTHCHECK")[2]
     assert "[certs]" in build, "for the set-up service"
+    assert "dumb-init==" in build
+    assert 'ENTRYPOINT ["dumb-init", "--single-child", "quire"]' in final.splitlines()
 
 
 def test_every_builder_is_sent_what_the_image_is_made_of_and_nothing_else() -> None:
