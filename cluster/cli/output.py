@@ -6,7 +6,7 @@
 3    the cluster is unavailable; nothing was written
 4    the outcome is unknown
 5    `quire serve`: this node was removed from its cluster
-6    the command was carried out, as far as it got, but its output could not be written
+6    the command was carried out, as far as it got, but its output could not be written; what only tells of work goes on
 130  interrupted by Ctrl-C; except `tail`, `consume` and `status --watch`, which run until Ctrl-C and exit with 0
 """
 

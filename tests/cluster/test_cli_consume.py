@@ -1,7 +1,9 @@
 """`quire consume` and `quire cursor` without nodes: which index may be committed, and what a command line may say."""
 
+import asyncio
 import os
 import stat
+from collections.abc import Iterable
 from itertools import permutations
 from pathlib import Path
 from typing import cast
@@ -9,13 +11,14 @@ from typing import cast
 import pytest
 from typer.testing import CliRunner
 
-from quire.cluster.cli.calls.consuming import Unfinished
+from quire.cluster.cli.calls import consuming
+from quire.cluster.cli.calls.consuming import Batches, Unfinished, print_records
 from quire.cluster.cli.calls.handlers import SkippedRecords
 from quire.cluster.cli.commands import app
 from quire.cluster.cli.nodes.rows import NodeRow
 from quire.cluster.cli.nodes.table import BEHIND_LISTED, cursor_lines
 from quire.cluster.cli.output import Exit
-from quire.cluster.client import Status
+from quire.cluster.client import Batch, Record, Status
 from tests.ports import HOST, free_port
 
 
@@ -62,6 +65,44 @@ def test_a_later_batch_is_committed_only_after_the_earlier_one() -> None:
 
 def test_before_the_first_batch_nothing_is_finished() -> None:
     assert Unfinished().committable == 0
+
+
+class Printed:
+    """A batch, and whether it was committed."""
+
+    def __init__(self) -> None:
+        self.records = [Record(3, 1, 1, "records", 0, 0, True, {}, "x")]
+        self.lost = 0
+        self.is_committed = False
+
+    async def commit(self) -> None:
+        self.is_committed = True
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+async def test_a_batch_is_committed_at_the_end_only_if_stdout_took_it(
+    is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, begun, taken = Printed(), asyncio.Event(), asyncio.Event()
+
+    async def say_all(lines: Iterable[str]) -> None:
+        begun.set()
+        await taken.wait()
+
+    async def one() -> Batches:
+        yield cast("Batch", batch)
+
+    monkeypatch.setattr(consuming, "say_all", say_all)
+    monkeypatch.setattr(consuming, "DRAIN_S", 60.0 if is_taken else 0.01)
+    task = asyncio.create_task(print_records(one()))
+    await begun.wait()
+    task.cancel()
+    if is_taken:
+        taken.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert batch.is_committed == is_taken
 
 
 WRONG = [

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from quire.cluster.cli.output import Exit
@@ -311,3 +312,23 @@ def test_an_operator_shows_sets_and_deletes_cursors(cluster: Cluster) -> None:
         unknown = quire(cluster, "cursor", *call)
         assert (unknown.code, unknown.stdout) == (Exit.FAILED, "")
         assert "there is no cursor" in unknown.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a process 1")
+def test_as_process_1_of_a_container_it_keeps_no_zombie_and_ends_at_sigterm(cluster: Cluster, tmp_path: Path) -> None:
+    indices, failed = quire_apply(cluster, 4), tmp_path / "failed"
+    container = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    stays = shlex.join([sys.executable, "-c", "import os, signal; os.fork(); signal.pause()"])
+    arguments = ["--exec", stays, "--attempts", "1", "--handler-timeout", "0.5", "--skip-failed", str(failed)]
+    command = [*container, *QUIRE, "consume", "contained", *arguments, "--start", str(indices[0])]
+    with subprocess.Popen([*command, "--server", cluster.servers], env=environment()) as process:
+        try:
+            cluster.wait_until("all are skipped", lambda: len(lines_of(failed)) == len(indices))
+            [first] = psutil.Process(process.pid).children()
+            cluster.wait_until("nothing is left of the handlers", lambda: not first.children())
+
+            first.terminate()
+
+            assert process.wait(DEADLINE_S) == Exit.DONE
+        finally:
+            process.kill()
