@@ -23,6 +23,8 @@ RETRY_AFTER_S = 1.0
 """The default Retry-After; most temporary errors are over by then."""
 SHOWN_LENGTH = 60
 """How much of an untrusted value an error message quotes."""
+NO_THREAD = "can't start new thread"
+"""What Python's RuntimeError says then."""
 
 
 class ClusterError(QuireError):

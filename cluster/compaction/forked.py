@@ -31,7 +31,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple, ParamSpec, TypeVar
 
-from ..errors import ClusterError
+from ..errors import NO_THREAD, ClusterError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,7 +40,6 @@ Work = Callable[[Callable[[], None]], bytes]
 """The function to run in the child. It gets a function to call before each piece of work, and returns its report."""
 
 REPORT_BYTES = 1 << 16
-NO_THREAD = "can't start new thread"  # What Python says.
 NICENESS = 5  # It yields to this process if they share a processor.
 
 _PIECE, _DONE, _FAILED = b".", b"+", b"-"

@@ -51,14 +51,14 @@ def full_pipe() -> Generator[int]:
 @contextmanager
 def stopped_terminal() -> Generator[int]:
     """A terminal after Ctrl-S."""
-    master, terminal = pty.openpty()
-    os.write(master, b"\x13")
+    screen, terminal = pty.openpty()
+    os.write(screen, b"\x13")
     room = select.poll()
     room.register(terminal, select.POLLOUT)
     while room.poll(0):
         pass
     yield terminal
-    os.close(master)
+    os.close(screen)
     os.close(terminal)
 
 

@@ -12,7 +12,7 @@ import signal
 from types import TracebackType
 from typing import Self
 
-from ...compaction.forked import NO_THREAD
+from ...errors import NO_THREAD
 
 
 class Children:
