@@ -83,6 +83,12 @@ def test_a_node_answers_to_every_name_of_the_clients_service(tmp_path: Path) -> 
     assert given["NAMESPACE"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.namespace"
 
 
+def test_process_1_of_a_pod_is_an_init() -> None:
+    [container] = manifests()["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+
+    assert container["command"] == ["dumb-init", "--single-child", "sh", "/start/start.sh"]
+
+
 def test_a_node_that_recovers_a_long_log_is_not_killed() -> None:
     """It does not answer before that, so the time is the startup probe's, and not the liveness probe's."""
     [container] = manifests()["StatefulSet"]["spec"]["template"]["spec"]["containers"]
