@@ -200,9 +200,13 @@ def test_one_ctrl_c_ends_what_prints_records_though_nobody_reads(cluster: Cluste
 def test_a_demo_ends_with_its_nodes_by_sigterm_though_nobody_reads(
     cluster: Cluster, tmp_path: Path, unread: int
 ) -> None:
-    with running("demo", "--commands", "1000", "--data-dir", str(tmp_path), out=unread) as process:
-        cluster.wait_until("its nodes run", lambda: len(node_pids(tmp_path)) == 3)
+    try:
+        with running("demo", "--commands", "1000", "--data-dir", str(tmp_path), out=unread) as process:
+            cluster.wait_until("its nodes run", lambda: len(node_pids(tmp_path)) == 3)
 
-        assert terminated(process) == Exit.INTERRUPTED
+            assert terminated(process) == Exit.INTERRUPTED
 
-    assert node_pids(tmp_path) == []
+        assert node_pids(tmp_path) == []
+    finally:
+        for pid in node_pids(tmp_path):
+            os.kill(pid, signal.SIGKILL)
