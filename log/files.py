@@ -13,8 +13,8 @@ import os
 import signal
 import stat
 import threading
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .errors import DiskFull, FileUnlinked, LogLocked, NotRegularFile, ResourcesExhausted
@@ -24,7 +24,7 @@ LOCK_NAME = "lock"
 FOLDER_MODE, FILE_MODE = 0o750, 0o640
 """Of the folders and files that quire creates for records: only the owner writes, and nobody but the group reads."""
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.ENODEV, errno.ENXIO})
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
@@ -34,11 +34,24 @@ def is_exhaustion(error: OSError) -> bool:
     return error.errno in _EXHAUSTED
 
 
-def _translated(error: OSError, path: str, size: int = 0) -> Exception:
-    """The error of an operation that changes nothing if it fails."""
+def translated(error: OSError, path: str, size: int = 0) -> Exception:
+    """Return the error of an operation that changes nothing if it fails, or of which nothing was promised yet."""
     if is_exhaustion(error):
         return ResourcesExhausted(path, error.strerror or str(error))
-    return DiskFull(path, size) if error.errno in _FULL else error
+    return DiskFull(path, size) if error.errno in FULL else error
+
+
+@contextmanager
+def refusing_full(path: str) -> Generator[None]:
+    """Translate what the block raises on a full disk or for lack of memory: for writes that promise nothing yet.
+
+    Raises:
+        DiskFull, ResourcesExhausted: instead of the OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise translated(error, path) from error
 
 
 def open_file(path: str | Path, flags: int) -> int:
@@ -115,7 +128,7 @@ class FileStorage:
         try:
             self._descriptor = open_file(path, flags | access) if flags else open_regular(path, access)
         except OSError as error:
-            raise _translated(error, path) from error
+            raise translated(error, path) from error
         if registry is not None:
             registry.add(self)
 
@@ -151,7 +164,7 @@ class FileStorage:
         try:
             os.posix_fallocate(self._descriptor, 0, length)
         except OSError as error:
-            raise _translated(error, self._path, length) from error
+            raise translated(error, self._path, length) from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 

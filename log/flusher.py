@@ -10,9 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from heapq import heapify, heappop, heappush
 
-from .errors import LogReadOnly, RecordsTruncated
+from .errors import LogReadOnly, NoRoom, RecordsTruncated
 from .log import Log
 from .options import FLUSH_ALWAYS
+
+FULL_RETRY_S = 0.2
+"""The wait before another attempt to write what an overwrite found no room for."""
 
 
 class GroupFlusher:
@@ -31,6 +34,7 @@ class GroupFlusher:
         self._arrivals = 0
         self._task: asyncio.Task[None] | None = None
         self._due = False
+        self._closing = False
         log.on_truncated = self._truncated
 
     async def settled(self, index: int) -> None:
@@ -102,6 +106,7 @@ class GroupFlusher:
         if self._timer is not None:
             self._timer.cancel()
         if self._task is not None:
+            self._closing = True
             await self._task
         self._executor.shutdown()
 
@@ -118,6 +123,14 @@ class GroupFlusher:
                 self._timer = None
             try:
                 await self._flush_once()
+            except NoRoom as full:
+                # What was appended waits in memory and may still be written: until then its outcome is unknown.
+                if self._closing:
+                    self._refuse_all(LogReadOnly(str(full)))
+                    return
+                await asyncio.sleep(FULL_RETRY_S)
+                self._due = True
+                continue
             except LogReadOnly as refusal:
                 self._refuse_all(refusal)
             except Exception as error:  # After any error, no caller may wait forever.

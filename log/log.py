@@ -354,6 +354,7 @@ class Log:
 
         Raises:
             LogReadOnly: the device failed, now or earlier.
+            DiskFull: it has no room for an overwrite. The frames wait in memory, and no others are appended.
         """
         state = self._state
         state.refuse_if_unwritable()
@@ -386,7 +387,7 @@ class Log:
                 state.mark.write(state.next_mark())
 
     def flush(self) -> None:
-        """Make every appended record durable. Blocks. Raises LogReadOnly."""
+        """Make every appended record durable. Blocks. Raises LogReadOnly, DiskFull as `begin_flush`."""
         state = self._state
         state.refuse_if_unwritable()
         if state.durable.index == state.tail.index:
@@ -400,6 +401,7 @@ class Log:
 
         Raises:
             LogReadOnly: the device failed during this call.
+            DiskFull: an overwrite found no room: what was not durable is lost, and the next open checks every frame.
         """
         state = self._state
         if state.closed:

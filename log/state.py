@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from .errors import LogClosed, LogError, LogReadOnly
+from .errors import LogClosed, LogError, LogReadOnly, NoRoom
 from .frames import Tail
 from .options import STORE_HEADER_BYTES, LogOptions
 from .segment.mark import Mark, MarkFile
@@ -39,22 +39,25 @@ class Failing:
     May be entered many times, one after the other.
     """
 
-    __slots__ = ("_doing", "_state")
+    __slots__ = ("_doing", "_state", "has_begun")
 
     def __init__(self, state: LogState, doing: str) -> None:
         self._state = state
         self._doing = doing
+        self.has_begun = False
+        """Whether the block has changed something, so that it can no longer be refused for want of room."""
 
-    def __enter__(self) -> None:
-        """Nothing is to be done."""
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or isinstance(error, LogError):
+        full = self.has_begun and isinstance(error, NoRoom)
+        if error is None or (isinstance(error, LogError) and not full):
             return  # A LogError is raised before anything changed, or by code that has called `fail` itself.
         state, doing = self._state, self._doing
-        if isinstance(error, OSError):
+        if full or isinstance(error, OSError):
             state.fail(f"{doing}: {error}")
             raise LogReadOnly(state.failure or doing) from error
         state.fail(f"{doing}: {error!r}")
@@ -148,6 +151,8 @@ class LogState:
     def set_durable(self, tail: Tail, segment: Segment, position: int) -> None:
         """Note how far the log is durable."""
         self.durable, self.durable_segment, self.durable_position = tail, segment, position
+        if segment is self.writer.segment:
+            self.writer.proven = position
 
     def next_mark(self, *, clean: bool = False) -> Mark:
         """Return the mark that says what is durable now."""

@@ -415,7 +415,7 @@ class Disk:
         """Truncate the log to a frame boundary, as `Log.truncate`. Blocks; durable on return.
 
         Raises:
-            ResourcesExhausted: nothing was changed.
+            ResourcesExhausted, DiskFull: nothing was changed.
             LogError: it failed; only a restart tells which frames are still there.
         """
         members = self._members_below(index)
@@ -458,7 +458,11 @@ class Disk:
         return expiry
 
     def store_promise(self, promise: Promise) -> None:
-        """Write and fsync both slots, and then both witnesses. Blocks; durable on return."""
+        """Write and fsync both slots, and then both witnesses. Blocks; durable on return.
+
+        Raises:
+            DiskFull: an overwrite found no room. Nothing may be answered; call it again.
+        """
         self.promises.write(promise)
 
     def marked(self, sync: Sync) -> Callable[[], None]:

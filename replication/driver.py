@@ -28,7 +28,7 @@ from .net.wire import Positions, Shipment
 from .ports import Device, Links, Ports, Streams
 
 RETRY_US = 50_000
-"""The wait before another attempt of an operation that lacked a descriptor or memory."""
+"""The wait before another attempt of an operation that lacked a descriptor, memory, or room for a promise."""
 
 
 def _of_device(error: BaseException) -> OSError:
@@ -394,7 +394,11 @@ class Driver(Generic[OwnerT]):
         self._append_results.append(events.AppendResult(refused=refused))
 
     def _flush(self) -> None:
-        flush = self._disk.log.begin_flush()
+        try:
+            flush = self._disk.log.begin_flush()
+        except NoRoom:  # The frames wait in memory until a probe finds room.
+            flush = None
+            self.step(events.RoomProbed(has_room=False, has_reserve=False))
         if flush is None:
             self.step(events.Flushed())
             return
@@ -461,7 +465,7 @@ class Driver(Generic[OwnerT]):
                 return
             try:
                 self._disk.truncate(index, walk)
-            except ResourcesExhausted as error:
+            except NoRoom as error:
                 self.step(events.TruncateRefused(stream_id, str(error)))
             else:
                 self.step(events.Truncated(stream_id, index))
@@ -476,6 +480,7 @@ class Driver(Generic[OwnerT]):
             lambda: self._disk.store_promise(promise),
             lambda: self.step(events.PromiseStored(promise)),
             lambda _: None,
+            lambda: self._store_promise(promise),
         )
 
     def _install(self, stream_id: int, snapshot: Snapshot) -> None:
@@ -528,7 +533,8 @@ class Driver(Generic[OwnerT]):
         """Run `block` in the writer's thread, then `finish` here. If it raised, call `fail`: the node halts.
 
         A failed flush is never retried (`log/DESIGN.md`): the kernel may have dropped the unwritten pages. `again` is
-        called after a pause if the block lacked a descriptor, and has changed nothing or can continue where it was.
+        called after a pause if the block lacked a descriptor or room, and has promised nothing or can continue where it
+        was.
         `measured`: its duration is a measure of the disk's speed.
         """
 
@@ -538,7 +544,9 @@ class Driver(Generic[OwnerT]):
             with self._errors_end_node():
                 if error is None:
                     finish()
-                elif again is not None and isinstance(error, ResourcesExhausted):
+                elif again is not None and isinstance(error, NoRoom):
+                    if not isinstance(error, ResourcesExhausted):
+                        self.step(events.RoomProbed(has_room=False, has_reserve=False))
                     self._device.remind(RETRY_US, again)  # The disk counts as busy meanwhile.
                 else:
                     fail(error)

@@ -105,7 +105,10 @@ class _WitnessFile:
 
 
 class Witnesses:
-    """Both witnesses of one data directory. Any thread may call any method; all but `known` block for syncs."""
+    """Both witnesses of one data directory. Any thread may call any method; all but `known` block for syncs.
+
+    What may be answered only afterwards raises DiskFull if an overwrite finds no room.
+    """
 
     def __init__(self, directory: Directory, disk_id: bytes) -> None:
         """Read the existing witnesses; nothing is written before `settle`.
@@ -173,16 +176,17 @@ class Witnesses:
             self._write_all()
 
     def note(self, mark: Mark | None) -> None:
-        """Note in one, durably, that this mark is durable."""
+        """Note in one, durably, that this mark is durable. If the disk has no room, the older bound stays."""
         with self._lock:
             if self._files and self._is_newer(mark):
                 self.known = self.known.with_mark(mark)
                 self._turn += 1
-                self._files[self._turn % len(self._files)].write(self.known)
+                with suppress(NoRoom):
+                    self._files[self._turn % len(self._files)].write(self.known)
 
     def note_in_both(self, mark: Mark | None) -> None:
-        """Note in both, durably, that this mark is durable."""
-        with self._lock:
+        """Note in both, durably, that this mark is durable; as `note`."""
+        with self._lock, suppress(NoRoom):
             if self._is_newer(mark):
                 self.known = self.known.with_mark(mark)
                 self._write_all()

@@ -12,7 +12,19 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from quire.log import Directory, FileDirectory, Log, LogLocked, LogOptions, LogRotten, store_bases, wall_clock
+import structlog
+
+from quire.log import (
+    Directory,
+    FileDirectory,
+    Log,
+    LogError,
+    LogLocked,
+    LogOptions,
+    LogRotten,
+    store_bases,
+    wall_clock,
+)
 from quire.replication import PromiseFile, PromiseLost, Witnesses
 from quire.replication.core.members import DISK_ID_BYTES
 from quire.replication.promises import PROMISE_FILE
@@ -28,6 +40,8 @@ from .survivor import check_history
 from .torn import report_torn
 from .volume import check_volume, note_volume
 from .witnessed import check_end, check_epoch, check_files, check_snapshot, read_witnesses
+
+logger = structlog.get_logger(__name__)
 
 
 class DataDir:
@@ -246,7 +260,11 @@ class DataDir:
         """Mark a clean stop, and unlock."""
         if self.log is not None:
             failure = self.log.failure
-            self.log.close()
+            try:
+                self.log.close()
+            except LogError as error:  # Nothing that was acknowledged: the next start finds what is durable.
+                failure = str(error)
+                logger.warning("the log was not closed cleanly, and the next start checks it", why=failure)
             if self.witnesses is not None and failure is None:
                 self.witnesses.note_in_both(self.log.mark.synced)
         if self.witnesses is not None:

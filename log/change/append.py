@@ -35,6 +35,9 @@ def make_room(state: LogState, size: int, *, reserved: bool = False) -> None:
     if size > state.frame_limit:
         raise RecordTooLarge(size, state.frame_limit)
     try:
+        if state.writer.is_stuck:
+            with state.writing_out:
+                state.writer.write_out()
         if state.writer.is_full(size):
             rotate(state, size)
         with state.failing("allocating"):
@@ -142,10 +145,11 @@ def append_raw(state: LogState, raw: bytes | bytearray | memoryview, check_membe
 def taken_back(truncate: Callable[[int], None], index: int) -> bool:
     """Return whether the partly appended frames from `index` on were removed again.
 
-    If segments must be removed, that needs a descriptor. Without one the frames stay: they are whole and in sequence.
+    That needs a descriptor if segments must be removed, and room where an overwrite takes some. Without them the frames
+    stay: they are whole and in sequence.
     """
     try:
         truncate(index)
-    except ResourcesExhausted:
+    except NoRoom:
         return False
     return True

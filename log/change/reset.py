@@ -39,10 +39,11 @@ def reset_to(state: LogState, origin: Tail, members_index: int | None) -> None:
     """
     state.segments.refuse_without_descriptor()
     header = StoreHeader(*origin, members_index, state.cluster_id)
-    with state.failing("resetting"):
+    with state.failing("resetting") as change:
         state.settle_flush()
         state.settle_expiry()
         store = prepare_store(state.files, header, state.options)  # First: without room nothing is removed.
+        change.has_begun = True  # If the mark is torn now, the next open may find it.
         state.generation += 1
         state.mark.write_synced(discarding_mark(origin.index))
         # If the device fails or is full from here on, reads must not look for removed segments.

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ..errors import FrameInvalid, LogError, LogReadOnly, NoRoom, RecordTooLarge, UnknownVersion
+from ..files import refusing_full
 from ..frames import Frame, Kind, encode_frame, walk_frames
 from ..payload import decode_records, encode_records, truncate_runs
 from ..segment.store import base_of_name, create_fresh
@@ -75,7 +76,8 @@ def set_aside(files: Directory, raw: bytes, index: int) -> None:
     storage = create_fresh(files, name)
     try:
         storage.allocate(len(raw))
-        storage.write_at(0, raw)
+        with refusing_full(name):
+            storage.write_at(0, raw)
         storage.sync()
     except NoRoom:
         files.remove(name)

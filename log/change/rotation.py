@@ -5,7 +5,8 @@ The steps, in this order:
 1. Write the old segment's index file. Make the new store under an unfinished name: allocate it, or on a nearly full
    disk what the next frame needs; write and sync its header. A full disk is found here, before anything has changed.
 2. Write out, trim and sync the old store; then write and sync the mark, which is now at its end. From here on the old
-   segment is sealed, and anything invalid in it is rot.
+   segment is sealed, and anything invalid in it is rot. If an overwrite finds no room, the new store is removed and the
+   old segment stays the last: all that step 2 has done to it is also true of a write segment.
 3. Give the new store its name and sync the folder. Only then append to it: if a power loss takes the name, no frame
    goes with it.
 """
@@ -13,6 +14,7 @@ The steps, in this order:
 from __future__ import annotations
 
 from ..errors import NoRoom
+from ..files import refusing_full
 from ..options import STORE_HEADER_BYTES, LogOptions
 from ..segment.index import FrameIndex, save_index
 from ..segment.segments import Segment
@@ -39,16 +41,21 @@ def prepare_store(files: Directory, header: StoreHeader, options: LogOptions, si
     try:
         needed = STORE_HEADER_BYTES + size + options.reserve
         allocate_most(store, max(needed, options.segment_bytes + options.reserve), needed)
-        store.write_at(0, encode_store_header(header))
+        with refusing_full(name):
+            store.write_at(0, encode_store_header(header))
         store.sync()
     except NoRoom:
-        store.close()
-        files.remove(name)
+        _drop(files, name, store)
         raise
     except BaseException:
         store.close()
         raise
     return store
+
+
+def _drop(files: Directory, name: str, store: Storage) -> None:
+    store.close()
+    files.remove(name)
 
 
 def publish_store(files: Directory, header: StoreHeader, store: Storage, options: LogOptions) -> WriteSegment:
@@ -74,7 +81,11 @@ def rotate(state: LogState, size: int) -> None:
         state.segments.refuse_without_descriptor()
         save_index(state.files, old.index)
         store = prepare_store(state.files, header, state.options, size)
-        _seal(state, old)
+        try:
+            _seal(state, old)
+        except NoRoom:
+            _drop(state.files, store_name(header.base_index) + UNFINISHED_SUFFIX, store)
+            raise
         state.writer = publish_store(state.files, header, store, state.options)
         state.segments.append(state.writer.segment)
         state.segments.cache_index(old.segment.base_index, old.index)

@@ -15,6 +15,7 @@ from typing import Self
 from crc32c import crc32c
 
 from ..errors import FrameCorrupt, FrameInvalid, LogClosed, RecordTooLarge, UnexpectedIndex
+from ..files import refusing_full
 from ..frames import HEADER_BYTES, FrameHeader, Kind, Tail, seal_header
 from ..payload import blob_head
 from ..state import LogState
@@ -97,7 +98,8 @@ class Spool:
                 # A full disk is found here, before anything in the log has changed.
                 self._allocated = max(end, min(self._allocated + _ALLOCATION_BYTES, self.limit))
                 self._file.allocate(self._allocated)
-            self._file.write_at(self._written, self._waiting)
+            with refusing_full(self.name):
+                self._file.write_at(self._written, self._waiting)
             self._written = end
             self._waiting = bytearray()
 

@@ -91,7 +91,8 @@ def truncate_at(state: LogState, tail: Tail, segment: Segment, position: int, wa
     `walk` has run; without one that fits, a walk that is needed is made here.
 
     Raises:
-        ResourcesExhausted: the process can open no more files; nothing was removed.
+        ResourcesExhausted, DiskFull: the process can open no more files, or the disk has no room for an overwrite;
+            nothing was removed.
         FrameCorrupt: the segment is corrupt; nothing was removed, and the log accepts no more changes.
         LogReadOnly: the device failed; only a restart tells which frames are still there.
     """
@@ -102,15 +103,14 @@ def truncate_at(state: LogState, tail: Tail, segment: Segment, position: int, wa
         walked = _walked(state, tail, segment, position, walk)
         state.segments.refuse_without_descriptor()
     store = state.writer.store if was_written else state.segments.opened(store_name(segment.base_index))
-    with state.failing("truncating"):
+    with state.failing("truncating") as change:
         state.settle_flush()
         state.settle_expiry()
         state.writer.write_out()
+        _lower_mark(state, tail, segment, position)
         state.generation += 1
-        if state.durable.index >= tail.index:
-            state.set_durable(tail, segment, position)
-        state.mark.write_synced(state.next_mark())
         # If the device fails from here on, reads must not look for frames that may be gone.
+        change.has_begun = True
         state.tail = tail
         state.writer.recent.clear()
         _remove_segments_after(state, segment)
@@ -125,6 +125,18 @@ def truncate_at(state: LogState, tail: Tail, segment: Segment, position: int, wa
         # What is left was synced just now.
         state.set_durable(tail, segment, position)
         state.mark.write(state.next_mark())
+
+
+def _lower_mark(state: LogState, tail: Tail, segment: Segment, position: int) -> None:
+    """Lower the mark, durably, to this boundary or less. Raises NoRoom; nothing was changed."""
+    before = state.durable, state.durable_segment, state.durable_position
+    if state.durable.index >= tail.index:
+        state.set_durable(tail, segment, position)
+    try:
+        state.mark.write_synced(state.next_mark())
+    except NoRoom:
+        state.set_durable(*before)
+        raise
 
 
 def _remove_segments_after(state: LogState, segment: Segment) -> None:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from ..errors import NoRoom
+from ..files import refusing_full
 from ..options import INDEX_ENTRY_BYTES, INDEX_MARKER_BYTES
 from ..storage import Directory, Storage
 from .store import create_fresh, index_name
@@ -101,7 +102,8 @@ def save_index(files: Directory, index: FrameIndex) -> None:
     storage = create_fresh(files, name)
     try:
         storage.allocate(index.size)
-        storage.write_at(0, index.encode())
+        with refusing_full(name):
+            storage.write_at(0, index.encode())
     except NoRoom:
         files.remove(name)
         raise

@@ -16,12 +16,13 @@ sync runs, a newer mark waits in memory; after it, the slots swap roles.
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from typing import NamedTuple
 
 from crc32c import crc32c
 
-from ..errors import UnknownVersion
-from ..files import Sync
+from ..errors import NoRoom, UnknownVersion
+from ..files import Sync, translated
 from ..options import STORE_HEADER_BYTES
 from ..storage import Storage
 
@@ -93,8 +94,15 @@ class SlotFile:
         return slots
 
     def write(self, number: int, body: bytes) -> None:
-        """Write one slot. Durable after `sync`."""
-        self._storage.write_at(SLOT_POSITIONS[number], encode_slot(self._version, body))
+        """Write one slot. Durable after `sync`.
+
+        Raises:
+            DiskFull: a file system that copies on write has no room for it. This slot may be torn, the other is whole.
+        """
+        try:
+            self._storage.write_at(SLOT_POSITIONS[number], encode_slot(self._version, body))
+        except OSError as error:
+            raise translated(error, self._name, SLOT_POSITIONS[number] + SLOT_BYTES) from error
 
     def sync(self) -> None:
         """Block until everything written to both slots survives a power loss."""
@@ -190,22 +198,21 @@ class MarkFile:
             self._slots.sync()
 
     def write(self, mark: Mark) -> None:
-        """Write a newer mark, with the next generation. Durable after a sync."""
-        generation = 1 if self._latest is None else self._latest.generation + 1
-        self._latest = mark._replace(generation=generation)
+        """Write a newer mark, with the next generation. Durable after a sync. Without room on the disk it waits."""
+        self._take(mark)
         if self._sync is None:
-            self._write_latest()
-        else:
-            self._waiting = True
+            with suppress(NoRoom):
+                self._write_latest()
 
     def write_synced(self, mark: Mark) -> None:
         """Write a newer mark and sync it.
 
         Raises:
-            OSError: the device failed; the last synced mark is still valid.
+            OSError, DiskFull: the device failed, or has no room; the last synced mark is still valid.
         """
         self.settle()
-        self.write(mark)
+        self._take(mark)
+        self._write_latest()
         self._slots.sync()
         self._swap(self._latest)
 
@@ -216,6 +223,9 @@ class MarkFile:
 
     def begin_sync(self) -> Sync | None:
         """Return a sync of what was written; None if nothing was, or a sync is in progress."""
+        if self._sync is None and self._waiting:
+            with suppress(NoRoom):
+                self._write_latest()
         if self._sync is not None or not self._unsynced:
             return None
         self._sync, self._syncing = Sync(self._storage), self._latest
@@ -227,8 +237,8 @@ class MarkFile:
             self._sync = None
             self._swap(self._syncing)
             if self._waiting:
-                self._waiting = False
-                self._write_latest()
+                with suppress(NoRoom):
+                    self._write_latest()
 
     def settle(self) -> None:
         """Finish a sync in progress here."""
@@ -244,10 +254,15 @@ class MarkFile:
         raw = self._storage.read_at(SLOT_POSITIONS[number], SLOT_BYTES)
         return len(raw) < SLOT_BYTES or any(raw)
 
+    def _take(self, mark: Mark) -> None:
+        generation = 1 if self._latest is None else self._latest.generation + 1
+        self._latest, self._waiting = mark._replace(generation=generation), True
+
     def _write_latest(self) -> None:
         if self._latest is not None:
+            self._unsynced = False  # If this is refused, the slot may be torn.
             self._slots.write(1 - self._synced_slot, encode_mark(self._latest))
-            self._unsynced = True
+            self._unsynced, self._waiting = True, False
 
     def _swap(self, synced: Mark | None) -> None:
         self.synced = synced

@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 
 from crc32c import crc32c
 
@@ -21,8 +22,10 @@ from ..errors import (
     IndexExpired,
     IndexOutOfBounds,
     LogClosed,
+    NoRoom,
     NotFrameBoundary,
     NotYetFlushed,
+    ResourcesExhausted,
 )
 from ..frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, decode_header, walk_headers
 from ..options import STORE_HEADER_BYTES
@@ -241,14 +244,21 @@ class Lookup:
         return writer.store if segment is writer.segment else self._state.segments.store(segment)
 
     def written_end(self, segment: Segment, index: int) -> int:
-        """Return where the frames of a segment end in its file; write buffered ones out if `index` is among them."""
+        """Return where the frames of a segment end in its file; write buffered ones out if `index` is among them.
+
+        Raises:
+            ResourcesExhausted: the disk has no room to write them.
+        """
         writer = self._state.writer
         if segment is not writer.segment:
             return segment.end
         if writer.unwritten_index is not None and index >= writer.unwritten_index:
             self._state.refuse_if_unwritable()
-            with self._state.writing_out:
-                writer.write_out()
+            if not writer.is_stuck:
+                with suppress(NoRoom), self._state.writing_out:
+                    writer.write_out()
+            if writer.is_stuck:
+                raise ResourcesExhausted(store_name(segment.base_index), "the disk has no room for its last frames")
         return writer.written
 
     def _rebuilt_index(self, segment: Segment) -> FrameIndex:

@@ -2,23 +2,27 @@
 
 Appended frames are buffered and written in large pieces. The store is preallocated, so that a full disk is found before
 anything is appended. After the room for other frames there is a reserve: when the disk is full, reserved frames use it.
+
+A file system that copies on write may find no room for an overwrite either. The frames then wait in the buffer, and no
+others are appended. What a torn write left in the file is above all that was written, and is written over.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 
 from crc32c import crc32c
 
 from ..errors import FrameInvalid, NoRoom
-from ..files import Sync
+from ..files import Sync, translated
 from ..frames import HEADER_BYTES, FrameHeader, Tail
 from ..options import STORE_HEADER_BYTES, LogOptions
 from ..storage import Storage
 from .index import FrameIndex
 from .segments import Segment
-from .store import StoreHeader
+from .store import StoreHeader, store_name
 
 # Few frames, but large ones, reach beyond `segment_bytes`: the store grows for each of them, at least by this.
 _GROWTH_BYTES = 1 << 20
@@ -51,6 +55,8 @@ class WriteSegment:
         "free_end",
         "header",
         "index",
+        "is_stuck",
+        "proven",
         "recent",
         "segment",
         "store",
@@ -72,6 +78,10 @@ class WriteSegment:
         self.index = index
         self.written = segment.end
         """Position below which the frames are in the file."""
+        self.proven = segment.end
+        """Position below which they are durable."""
+        self.is_stuck = False
+        """Whether the disk had no room to write the buffer."""
         self.unwritten_index: int | None = None
         """Index of the first buffered frame; None if the buffer is empty."""
         self.recent: deque[tuple[int, bytes]] = deque(maxlen=RECENT_PIECES)
@@ -107,7 +117,7 @@ class WriteSegment:
     @property
     def room(self) -> int:
         """Bytes on disk for further frames, the reserve included."""
-        return max(0, self.allocated - self.segment.end)
+        return 0 if self.is_stuck else max(0, self.allocated - self.segment.end)
 
     def reserve(self, size: int) -> None:
         """Ensure room on disk for `size` more bytes, with the reserve after them.
@@ -122,7 +132,7 @@ class WriteSegment:
             self._update_free_end()
 
     def _update_free_end(self) -> None:
-        full = self.index.size >= self._index_bytes
+        full = self.is_stuck or self.index.size >= self._index_bytes
         self.free_end = 0 if full else min(self._segment_bytes, self._store_limit, self.allocated - self._reserve)
 
     def note_frame(self, header: FrameHeader, position: int) -> None:
@@ -143,21 +153,24 @@ class WriteSegment:
         buffer += payload
         segment.end = position + HEADER_BYTES + header[1]
         if len(buffer) >= self._buffer_limit:
-            self.write_out()
+            with suppress(NoRoom):
+                self.write_out()
 
     def put_piece(self, piece: memoryview, index: int) -> None:
         """Buffer whole frames, the first at `index`. The caller has reserved room and added them to `self.index`."""
         self.segment.end += len(piece)
         if not self._buffer and len(piece) >= self._buffer_limit:
-            self.recent.clear()
-            self.store.write_at(self.written, piece)
-            self.written += len(piece)
-            return
+            with suppress(NoRoom):
+                self._write(self.written, piece)
+                self.recent.clear()
+                self.written += len(piece)
+                return
         if self.unwritten_index is None:
             self.unwritten_index = index
         self._buffer += piece
         if len(self._buffer) >= self._buffer_limit:
-            self.write_out()
+            with suppress(NoRoom):
+                self.write_out()
 
     def put_streamed(self, header: FrameHeader, head: bytes, pieces: Iterable[bytes | bytearray]) -> None:
         """Write one frame whose payload comes in pieces. The caller has reserved room.
@@ -166,6 +179,7 @@ class WriteSegment:
 
         Raises:
             FrameInvalid: the pieces are not the payload that the header describes.
+            NoRoom: the disk has no room for an overwrite.
         """
         self.write_out()
         self.recent.clear()
@@ -173,20 +187,30 @@ class WriteSegment:
         end += HEADER_BYTES
         crc = 0
         for piece in pieces:
-            self.store.write_at(end, piece)
+            self._write(end, piece)
             end += len(piece)
             crc = crc32c(piece, crc)
         if crc != header.payload_crc32c or end != position + header.size:
             raise FrameInvalid("the payload's crc32c differs")
-        self.store.write_at(position, head)
+        self._write(position, head)
         self.note_frame(header, position)
         self.segment.end = self.written = end
 
     def write_out(self) -> None:
-        """Write the buffer to the file. Durable after a sync of `store`."""
+        """Write the buffer to the file. Durable after a sync of `store`.
+
+        Raises:
+            NoRoom: the disk has no room for an overwrite; the frames stay in the buffer.
+        """
         if self._buffer:
             buffer = self._buffer
-            self.store.write_at(self.written, buffer)
+            try:
+                self._write(self.written, buffer)
+            except NoRoom:
+                self._note_stuck(is_stuck=True)
+                raise
+            if self.is_stuck:
+                self._note_stuck(is_stuck=False)
             self.written += len(buffer)
             self._buffer = bytearray()
             if self.unwritten_index is not None and len(buffer) <= RECENT_BYTES:
@@ -194,6 +218,20 @@ class WriteSegment:
             else:
                 self.recent.clear()
             self.unwritten_index = None
+
+    def _note_stuck(self, *, is_stuck: bool) -> None:
+        self.is_stuck = is_stuck
+        self._update_free_end()
+
+    def _write(self, position: int, data: bytes | bytearray | memoryview) -> None:
+        try:
+            self.store.write_at(position, data)
+        except OSError as error:
+            refusal = translated(error, store_name(self.segment.base_index), position + len(data))
+            # NFS reports at a write, and then never again, that it lost earlier ones that were not synced yet.
+            if isinstance(refusal, NoRoom) and self.proven == self.written:
+                raise refusal from error
+            raise
 
     def recent_frames(self, index: int, end: int, tail_index: int) -> bytes | None:
         """The frames [index, end), if they were written recently in whole pieces; `tail_index` is that of the log."""
@@ -211,6 +249,7 @@ class WriteSegment:
         """Remove the preallocated space after the last frame."""
         self.store.truncate(self.segment.end)
         self.allocated = self.segment.end
+        self._update_free_end()
 
 
 def allocate_most(store: Storage, wished: int, needed: int) -> int:

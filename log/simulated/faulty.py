@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
 from ..errors import DiskFull, ResourcesExhausted
+from ..files import FULL, translated
 from ..storage import Directory
 
 SECTOR_BYTES = 512
@@ -160,8 +161,11 @@ class Disk:
         """Whether no file can be created or opened (`ResourcesExhausted`), and no folder listed or synced (EMFILE)."""
         self.most_bytes: int | None = None
         """If set, no file can be allocated beyond it: `DiskFull`."""
-        self.failing: Callable[[str, str], bool] | None = None
-        """Called with operation and file name before each operation; if it returns True, that one fails with EIO."""
+        self.copies_on_write = False
+        """Whether an overwrite takes new space: a full disk then refuses each write after some sectors, with ENOSPC."""
+        self.failing: Callable[[str, str], bool | int] | None = None
+        """Called with operation and file name before each operation; that one fails with EIO if it returns True, and
+        with another errno if it returns that."""
         self.holding_syncs: threading.Event | None = None
         """If set, a sync of a file waits for this event."""
         self.bytes_read = 0
@@ -261,9 +265,10 @@ class Disk:
             raise PowerLoss(f"before {operation} of {name}")
         self.journal.append((operation, name))
 
-    def fails(self, operation: str, name: str) -> bool:
-        """Return whether `failing` wants this operation to fail."""
-        return self.failing is not None and self.failing(operation, name)
+    def fails(self, operation: str, name: str) -> int:
+        """Return the errno with which `failing` wants this operation to fail; 0 if it wants none."""
+        wanted = self.failing is not None and self.failing(operation, name)
+        return errno.EIO if wanted is True else int(wanted)
 
     def check(self, life: int) -> None:
         """Raise `PowerLoss` for a handle of an earlier process."""
@@ -320,14 +325,22 @@ class FaultyStorage:
 
     def read_at(self, position: int, length: int) -> bytes:
         self._disk.check(self._life)
-        if self._disk.fails("read", self._file.name):
-            raise OSError(errno.EIO, "injected", self._file.name)
+        if error := self._disk.fails("read", self._file.name):
+            raise OSError(error, "injected", self._file.name)
         data = bytes(self._file.cached[position : position + length])
         self._disk.bytes_read += len(data)
         return data
 
     def write_at(self, position: int, data: bytes | bytearray | memoryview) -> None:
-        self._step("write")
+        try:
+            self._step("write")
+            if self._disk.full and self._disk.copies_on_write:
+                raise OSError(errno.ENOSPC, "injected", self._file.name)
+        except OSError as error:
+            if error.errno in FULL:
+                end = position + self._disk.random.randrange(len(data) + 1)
+                self._file.write(position, bytes(data[: max(0, end - end % SECTOR_BYTES - position)]))
+            raise
         self._disk.bytes_written += len(data)
         self._file.write(position, bytes(data))
 
@@ -336,7 +349,10 @@ class FaultyStorage:
         self._file.resize(length)
 
     def allocate(self, length: int) -> None:
-        self._step("allocate")
+        try:
+            self._step("allocate")
+        except OSError as error:
+            raise translated(error, self._file.name, length) from error
         if length > len(self._file.cached):
             if self._disk.full or (self._disk.most_bytes is not None and length > self._disk.most_bytes):
                 raise DiskFull(self._file.name, length)
@@ -360,8 +376,8 @@ class FaultyStorage:
 
     def _step(self, operation: str) -> None:
         self._disk.step(operation, self._file.name, self._life)
-        if self._disk.fails(operation, self._file.name):
-            raise OSError(errno.EIO, "injected", self._file.name)
+        if error := self._disk.fails(operation, self._file.name):
+            raise OSError(error, "injected", self._file.name)
 
 
 class FaultyDirectory:
@@ -381,7 +397,10 @@ class FaultyDirectory:
         return [*self._folder.cached]
 
     def create(self, name: str) -> FaultyStorage:
-        self._step("create", name)
+        try:
+            self._step("create", name)
+        except OSError as error:
+            raise translated(error, name) from error
         if name in self._folder.cached:
             raise FileExistsError(name)
         if self.disk.exhausted:
@@ -441,10 +460,10 @@ class FaultyDirectory:
     def sync(self) -> None:
         self.disk.step("sync folder", self._path, self._life)
         self._need_descriptor()
-        failed = self.disk.fails("sync folder", self._path)
-        self._folder.settle(self.disk.chance if failed else lambda _: True)
-        if failed:
-            raise OSError(errno.EIO, "injected", self._path)
+        error = self.disk.fails("sync folder", self._path)
+        self._folder.settle(self.disk.chance if error else lambda _: True)
+        if error:
+            raise OSError(error, "injected", self._path)
 
     def child(self, name: str) -> FaultyDirectory:
         self.disk.check(self._life)
@@ -485,8 +504,8 @@ class FaultyDirectory:
 
     def _step(self, operation: str, name: str) -> None:
         self.disk.step(operation, name, self._life)
-        if self.disk.fails(operation, name):
-            raise OSError(errno.EIO, "injected", name)
+        if error := self.disk.fails(operation, name):
+            raise OSError(error, "injected", name)
 
     def _need_descriptor(self) -> None:
         """A folder is opened to be listed or synced, and a file system has no better error for it than this."""

@@ -52,6 +52,37 @@ async def test_always_acknowledges_what_is_durable() -> None:
     await flusher.close()
 
 
+async def test_a_caller_waits_while_an_overwrite_finds_no_room_and_is_answered_when_there_is() -> None:
+    disk = Disk()
+    log = log_with(disk, FLUSH_ALWAYS)
+    flusher = GroupFlusher(log)
+    disk.copies_on_write = disk.full = True
+    log.append(["a"])
+    waiting = asyncio.create_task(flusher.settled(1))
+    await until(lambda: log.room.left == 0)
+    with pytest.raises(DiskFull):
+        log.append(["b"])
+    assert not waiting.done()
+    disk.full = False
+    await waiting
+    assert log.durable_index == 1
+    await flusher.close()
+
+
+async def test_a_caller_that_waits_for_room_at_a_stop_is_told_that_its_records_are_not_durable() -> None:
+    disk = Disk()
+    log = log_with(disk, FLUSH_ALWAYS)
+    flusher = GroupFlusher(log)
+    disk.copies_on_write = disk.full = True
+    log.append(["a"])
+    waiting = asyncio.create_task(flusher.settled(1))
+    await until(lambda: log.room.left == 0)
+    await flusher.close()
+    with pytest.raises(LogReadOnly, match="full"):
+        await waiting
+    assert log.failure is None
+
+
 async def test_a_caller_that_waits_for_truncated_records_gets_an_error_and_the_log_stays_usable() -> None:
     log = log_with(Disk(), FLUSH_ALWAYS)
     flusher = GroupFlusher(log)

@@ -1,14 +1,15 @@
 """The promise file: two slots, both durable before a promise is answered, and what a crash or rot leaves of them."""
 
+import errno
 import struct
 from pathlib import Path
 
 import pytest
 from crc32c import crc32c
 
-from quire.log import MemoryDirectory, UnknownVersion
+from quire.log import DiskFull, MemoryDirectory, UnknownVersion
 from quire.log.simulated import faulty
-from quire.replication import Promise, PromiseFile, PromiseLost
+from quire.replication import Promise, PromiseFile, PromiseLost, Witnesses
 from quire.replication.core.messages import NO_PROMISE
 from tests.golden.make_promise import DISK_ID, GOLDEN, PROMISE, write_promise
 
@@ -238,3 +239,36 @@ def test_an_unknown_version_of_the_promise_is_refused_by_name(position: int) -> 
         PromiseFile.open(with_golden(bytes(content)))
 
     assert (refusal.value.file, refusal.value.version) == ("promise", 2)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
+@pytest.mark.parametrize("stop", [1, 2, 3, 4])
+def test_a_promise_that_an_overwrite_finds_no_room_for_is_not_made_and_can_be_made_later(stop: int, error: int) -> None:
+    """The third and fourth write are the witnesses'."""
+    disk = faulty.Disk(seed=stop)
+    directory = disk.directory()
+    promises = PromiseFile.create(directory, DISK_ID)
+    promises.witnesses = Witnesses(directory, DISK_ID)
+    promises.write(FIRST)
+    promises.witnesses.settle(FIRST.epoch, None)
+    done = 0
+
+    def failing(operation: str, _: str) -> int:
+        nonlocal done
+        done += operation == "write"
+        return error if operation == "write" and done == stop else 0
+
+    disk.failing = failing
+    with pytest.raises(DiskFull):
+        promises.write(SECOND)
+    disk.failing = None
+    assert promises.promise == FIRST
+    crashed = disk.fork()
+    crashed.lose_power(faulty.Keep.SOME)
+    assert reopened(crashed) in (FIRST, SECOND)
+
+    promises.write(SECOND)
+
+    disk.lose_power(faulty.Keep.NOTHING)
+    assert reopened(disk) == SECOND
+    assert Witnesses(disk.directory(), DISK_ID).known.promised_epoch == SECOND.epoch

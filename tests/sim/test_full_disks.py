@@ -17,6 +17,7 @@ from quire.cluster.simulator.node.node import Node
 from quire.cluster.simulator.node.reads import Reader
 from quire.cluster.simulator.plan import ELECTION_US, Plan, calm, settings_of
 from quire.log import LogOptions, encode_records
+from quire.log.simulated import Keep
 from quire.replication import Reason, Write
 from quire.replication.core import CoreOptions
 from quire.replication.core.fitness import Level
@@ -123,9 +124,11 @@ class FullCluster:
             node.disk.full = True
 
 
-def filled(*sizes: int) -> FullCluster:
+def filled(*sizes: int, copies_on_write: bool = False) -> FullCluster:
     """A cluster in which every node has said that its disk is full."""
     cluster = FullCluster(*sizes)
+    for node in cluster.nodes:
+        node.disk.copies_on_write = copies_on_write
     cluster.run_for(3 * SECOND)
     cluster.fill()
     cluster.until(lambda: cluster.levels == [Level.NO_ROOM] * 3, 40 * SECOND)
@@ -162,9 +165,10 @@ def test_a_leader_goes_on_for_four_thousand_election_timeouts_with_all_disks_ful
     assert (cluster.epoch, cluster.reserves) == (epoch, reserves)
 
 
+@pytest.mark.parametrize("copies_on_write", [False, True])
 @pytest.mark.parametrize("first", ["leader", "follower"])
-def test_writes_go_on_when_nodes_get_room_again_whichever_is_first(first: str) -> None:
-    cluster = filled(1_500)
+def test_writes_go_on_when_nodes_get_room_again_whichever_is_first(first: str, copies_on_write: bool) -> None:
+    cluster = filled(1_500, copies_on_write=copies_on_write)
     leader = cluster.leader
     assert leader is not None
     others = [node for node in cluster.nodes if node is not leader]
@@ -176,8 +180,9 @@ def test_writes_go_on_when_nodes_get_room_again_whichever_is_first(first: str) -
     cluster.until(lambda: cluster.levels == [Level.FIT] * 3)
 
 
-def test_a_majority_with_room_goes_on_without_the_leader_that_has_none() -> None:
-    cluster = filled(1_500)
+@pytest.mark.parametrize("copies_on_write", [False, True])
+def test_a_majority_with_room_goes_on_without_the_leader_that_has_none(copies_on_write: bool) -> None:
+    cluster = filled(1_500, copies_on_write=copies_on_write)
     leader = cluster.leader
     for node in cluster.nodes:
         node.disk.full = node is leader
@@ -185,6 +190,21 @@ def test_a_majority_with_room_goes_on_without_the_leader_that_has_none() -> None
     cluster.acknowledges(2 * LAW_US)
 
     assert cluster.leader is not leader
+
+
+def test_a_promise_waits_for_room_and_an_election_ends_when_there_is() -> None:
+    cluster = filled(500, copies_on_write=True)
+    leader = cluster.leader
+    assert leader is not None
+    leader.die(keep=Keep.EVERYTHING)
+    cluster.run_for(2 * LAW_US)
+    assert cluster.leader is None
+    others = [node for node in cluster.nodes if node is not leader]
+    assert all(node.process is not None for node in others)
+    for node in others:
+        node.disk.full = False
+
+    cluster.acknowledges(3 * LAW_US)
 
 
 @pytest.mark.full
