@@ -10,13 +10,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import signal
 import stat
 import threading
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from .allocation import allocate
 from .errors import DiskFull, FileUnlinked, LogLocked, NotRegularFile, ResourcesExhausted
 from .storage import Directory, Storage
 
@@ -115,7 +115,7 @@ def open_regular(path: str, access: int = os.O_RDONLY) -> int:
 class FileStorage:
     """An open file of a file system."""
 
-    __slots__ = ("_descriptor", "_is_synced", "_path", "_registry")
+    __slots__ = ("_descriptor", "_is_synced", "_path", "_registry", "wrote_zeros")
 
     def __init__(
         self, path: str, flags: int, access: int = os.O_RDWR, registry: set[FileStorage] | None = None
@@ -125,6 +125,7 @@ class FileStorage:
         self._descriptor = -1
         self._is_synced = False  # Whether it was ever synced: then this program relies on it.
         self._registry = registry
+        self.wrote_zeros = False
         try:
             self._descriptor = open_file(path, flags | access) if flags else open_regular(path, access)
         except OSError as error:
@@ -159,14 +160,10 @@ class FileStorage:
     def allocate(self, length: int) -> None:
         if not length:
             return  # POSIX allocates nothing of a file of no length.
-        # tmpfs begins anew after a signal: one that comes each few milliseconds would keep it from ever ending.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPROF})
         try:
-            os.posix_fallocate(self._descriptor, 0, length)
+            self.wrote_zeros = not allocate(self._descriptor, length)
         except OSError as error:
             raise translated(error, self._path, length) from error
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def sync(self) -> None:
         os.fdatasync(self._descriptor)

@@ -35,6 +35,7 @@ class GroupFlusher:
         self._task: asyncio.Task[None] | None = None
         self._due = False
         self._closing = False
+        log.segments.elsewhere = self._executor.submit
         log.on_truncated = self._truncated
 
     async def settled(self, index: int) -> None:
@@ -108,6 +109,7 @@ class GroupFlusher:
         if self._task is not None:
             self._closing = True
             await self._task
+        self._log.segments.elsewhere = None
         self._executor.shutdown()
 
     def _wake(self) -> None:

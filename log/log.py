@@ -362,6 +362,8 @@ class Log:
             return None
         with state.writing_out:
             state.writer.write_out()
+        if state.spare is not None:
+            state.prepare_spare()
         segment = state.writer.segment
         state.flush = Flush(state.writer.store, state.tail, segment, segment.end, state.generation)
         return state.flush

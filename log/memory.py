@@ -11,9 +11,10 @@ from .storage import Directory
 class MemoryStorage:
     """A file in memory. Allocated space that was not written takes no memory."""
 
-    __slots__ = ("_data", "_size")
+    __slots__ = ("_data", "_size", "wrote_zeros")
 
     def __init__(self) -> None:
+        self.wrote_zeros = False
         self._data = bytearray()
         self._size = 0
 

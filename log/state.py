@@ -13,6 +13,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from .change.spare import Spare
 from .errors import LogClosed, LogError, LogReadOnly, NoRoom
 from .frames import Tail
 from .options import STORE_HEADER_BYTES, LogOptions
@@ -102,6 +103,9 @@ class LogState:
         """Files that are no longer used, but that a flush in progress may still sync."""
         self.expiry: Expiry | None = None
         """The removal of a segment's files that is in progress."""
+        room = options.segment_bytes + options.reserve
+        self.spare = Spare(files, room) if writer.store.wrote_zeros else None
+        """The next segment's store; None where it is allocated at once."""
         self.refused_bytes = 0
         """Size of the largest frame that found no room, until a probe finds room for it; 0 if there is none."""
         self.failure: str | None = None
@@ -169,6 +173,15 @@ class LogState:
             clean,
         )
 
+    def prepare_spare(self) -> None:
+        """Begin to allocate the next segment's store in another thread, once half of this one is full."""
+        spare, segments = self.spare, self.segments
+        if spare is None or spare.has_begun or segments.elsewhere is None:
+            return
+        if 2 * self.writer.segment.end > self.options.segment_bytes:
+            spare.has_begun = True
+            segments.elsewhere(spare.prepare)
+
     def settle_flush(self) -> None:
         """Finish a flush in progress here, so that no two syncs of one file run at once."""
         if self.flush is not None:
@@ -203,6 +216,8 @@ class LogState:
     def close_files(self) -> None:
         """Close every file; the one that a flush in progress syncs is closed when that has ended."""
         self.closed = True
+        if self.spare is not None:
+            self.spare.close()
         self.retire(self.writer.store)
         self.segments.close()
         self.mark.close()

@@ -9,6 +9,9 @@ from typing import Protocol
 class Storage(Protocol):
     """One open file. One thread uses it; `sync` may run in another. Errors of the device are `OSError`."""
 
+    wrote_zeros: bool
+    """Whether `allocate` had to write zeros, which takes long."""
+
     @property
     def size(self) -> int:
         """Bytes in the file, preallocated ones included."""
@@ -30,7 +33,7 @@ class Storage(Protocol):
         """Make the file at least `length` bytes, with zeros for those not written, and reserve the space for them.
 
         Raises:
-            DiskFull, ResourcesExhausted: there is no room, or memory; what was written is untouched.
+            DiskFull, ResourcesExhausted: there is no room, or memory; the file is as it was.
         """
         ...
 

@@ -45,7 +45,7 @@ class Driver(Generic[OwnerT]):
         self.flush_durations = Durations()
         """How long flushes took, from their start until this thread was notified."""
         self._disk = disk
-        disk.log.segments.free = lambda file: device.write(file.close, lambda *_: None)
+        disk.log.segments.elsewhere = lambda block: device.write(block, lambda *_: None)
         self._ports: Ports[OwnerT]
         self._links = links
         self._streams = streams

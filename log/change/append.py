@@ -60,6 +60,11 @@ class Room:
         """Bytes on disk that `reserved` frames can use if it is full; others can use all but the last 64 KiB."""
         return self._state.writer.room
 
+    @property
+    def allocated(self) -> int:
+        """Bytes on disk of the segment that grows, those of its frames included."""
+        return self._state.writer.allocated
+
     def probe(self) -> bool:
         """Return whether frames that are not `reserved` find room now, as large as any that was refused.
 

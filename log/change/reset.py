@@ -20,13 +20,15 @@ from ..frames import Tail
 from ..options import STORE_HEADER_BYTES
 from ..segment.mark import MARK_NAME, MarkFile, discarding_mark, empty_mark
 from ..segment.segments import remove_segment
-from ..segment.store import SEGMENTS_FOLDER, STORE_SUFFIX, StoreHeader, base_of_name
+from ..segment.store import SEGMENTS_FOLDER, STORE_SUFFIX, UNFINISHED_SUFFIX, StoreHeader, base_of_name
 from ..state import LogState
 from ..storage import Directory, Storage
 from .rewrite import REWRITE_SUFFIX
 from .rotation import prepare_store, publish_store
 from .spool import SPOOL_SUFFIX
 from .truncation import remove_segments
+
+LEFTOVERS = SPOOL_SUFFIX, REWRITE_SUFFIX, STORE_SUFFIX + UNFINISHED_SUFFIX
 
 
 def reset_to(state: LogState, origin: Tail, members_index: int | None) -> None:
@@ -42,7 +44,8 @@ def reset_to(state: LogState, origin: Tail, members_index: int | None) -> None:
     with state.failing("resetting") as change:
         state.settle_flush()
         state.settle_expiry()
-        store = prepare_store(state.files, header, state.options)  # First: without room nothing is removed.
+        # First: without room nothing is removed.
+        store = prepare_store(state.files, header, state.options, spare=state.spare)
         change.has_begun = True  # If the mark is torn now, the next open may find it.
         state.generation += 1
         state.mark.write_synced(discarding_mark(origin.index))
@@ -68,7 +71,7 @@ def discard_segments(files: Directory) -> None:
     """Remove what is left of a log that was being emptied, with the files that would change the next one. Blocks."""
     names = files.list()
     for name in names:
-        if any(base_of_name(name, suffix) is not None for suffix in (SPOOL_SUFFIX, REWRITE_SUFFIX)):
+        if any(base_of_name(name, suffix) is not None for suffix in LEFTOVERS):
             files.remove(name)
     for name in names:
         if (base := base_of_name(name, STORE_SUFFIX)) is not None:

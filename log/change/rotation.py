@@ -28,19 +28,25 @@ from ..segment.store import (
 from ..segment.write_segment import WriteSegment, allocate_most
 from ..state import LogState
 from ..storage import Directory, Storage
+from .spare import Spare
 
 
-def prepare_store(files: Directory, header: StoreHeader, options: LogOptions, size: int = 0) -> Storage:
+def prepare_store(
+    files: Directory, header: StoreHeader, options: LogOptions, size: int = 0, spare: Spare | None = None
+) -> Storage:
     """Return a new store under its unfinished name, its header synced, preallocated for a frame of `size` at least.
+
+    It is the `spare` if that is ready; if it is not, only the least is allocated.
 
     Raises:
         DiskFull, ResourcesExhausted: there is no room, or no descriptor; nothing is left behind.
     """
     name = store_name(header.base_index) + UNFINISHED_SUFFIX
-    store = create_fresh(files, name)
+    ready = None if spare is None else spare.take(name)
+    store = create_fresh(files, name) if ready is None else ready
     try:
         needed = STORE_HEADER_BYTES + size + options.reserve
-        allocate_most(store, max(needed, options.segment_bytes + options.reserve), needed)
+        allocate_most(store, needed if spare else max(needed, options.segment_bytes + options.reserve), needed)
         with refusing_full(name):
             store.write_at(0, encode_store_header(header))
         store.sync()
@@ -80,7 +86,7 @@ def rotate(state: LogState, size: int) -> None:
     with state.failing("rotating to a new segment"):
         state.segments.refuse_without_descriptor()
         save_index(state.files, old.index)
-        store = prepare_store(state.files, header, state.options, size)
+        store = prepare_store(state.files, header, state.options, size, state.spare)
         try:
             _seal(state, old)
         except NoRoom:

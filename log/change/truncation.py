@@ -116,7 +116,7 @@ def truncate_at(state: LogState, tail: Tail, segment: Segment, position: int, wa
         _remove_segments_after(state, segment)
         store.truncate(position)
         store.sync()
-        preallocate(store, position, state.options)
+        preallocate(store, position, state.options, least=state.spare is not None)
         segment.end = position
         if walked is None:
             _cut_write_segment(state, tail)
@@ -151,7 +151,7 @@ def _remove_segments_after(state: LogState, segment: Segment) -> None:
 def remove_segments(state: LogState, kept: int) -> None:
     """Remove the segments after the first `kept`, last to first, and sync the folder.
 
-    The room of some is freed by `Segments.free`: they are open while their names go.
+    The room of some is freed `elsewhere`: they are open while their names go.
     """
     held: list[Storage] = []
     try:
@@ -159,12 +159,12 @@ def remove_segments(state: LogState, kept: int) -> None:
         state.files.sync()
     finally:
         for file in held:
-            file.close() if state.segments.free is None else state.segments.free(file)
+            file.close() if state.segments.elsewhere is None else state.segments.elsewhere(file.close)
 
 
 def _remove_names(state: LogState, kept: int, held: list[Storage]) -> None:
     """Remove the files; append open ones to `held`, but leave a descriptor for the sync of the folder."""
-    spare = None if state.segments.free is None else _open_last(state)
+    spare = None if state.segments.elsewhere is None else _open_last(state)
     try:
         while len(state.segments) > kept:
             if spare is not None and len(held) < _MOST_HELD and (file := _open_last(state)) is not None:
@@ -181,11 +181,11 @@ def _open_last(state: LogState) -> Storage | None:
     return None
 
 
-def preallocate(store: Storage, end: int, options: LogOptions) -> None:
-    """Preallocate a write segment whose frames end at `end`, or the reserve alone if the disk has less room."""
+def preallocate(store: Storage, end: int, options: LogOptions, *, least: bool = False) -> None:
+    """Preallocate a write segment whose frames end at `end`; at `least`, or without room for it, the reserve alone."""
     needed, wished = room_of(end, options)
     try:
-        allocate_most(store, wished, needed)
+        allocate_most(store, needed if least else wished, needed)
     except NoRoom:
         # A truncation or an open needs no room. The next append asks again, and raises if there is still none.
         return

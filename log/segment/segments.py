@@ -37,9 +37,9 @@ class Segments:
 
     def __init__(self, files: Directory, options: LogOptions) -> None:
         self.files = files
-        self.free: Callable[[Storage], None] | None = None
-        """Gets the open file of a removed segment and closes it in another thread, since freeing its room takes long.
-        None: it is closed at once."""
+        self.elsewhere: Callable[[Callable[[], None]], object] | None = None
+        """Runs what takes long in another thread, the one that flushes: to close the open file of a removed segment,
+        which frees its room, and to allocate the next one where that writes zeros. None: there is none."""
         self._cache_limit = options.cached_indexes
         self._cached = _empty_cache(options)
         # Whether a read loads the index that it needs.

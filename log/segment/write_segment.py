@@ -253,16 +253,17 @@ class WriteSegment:
 
 
 def allocate_most(store: Storage, wished: int, needed: int) -> int:
-    """Allocate `wished` bytes, or on a nearly full disk `needed` ones; return which.
+    """Allocate `wished` bytes, or on a nearly full disk half, a quarter and so on, down to `needed`; return how many.
 
     Raises:
         DiskFull: there is no room for `needed` bytes.
     """
-    try:
-        store.allocate(wished)
-    except NoRoom:
-        if needed >= wished:
-            raise
-        store.allocate(needed)
-        return needed
-    return wished
+    while True:
+        try:
+            store.allocate(wished)
+        except NoRoom:
+            if wished <= needed:
+                raise
+            wished = max(needed, wished // 2)
+        else:
+            return wished

@@ -159,6 +159,8 @@ class Disk:
         """Whether nothing more can be created or allocated: `DiskFull`."""
         self.exhausted = False
         """Whether no file can be created or opened (`ResourcesExhausted`), and no folder listed or synced (EMFILE)."""
+        self.writes_zeros = False
+        """Whether files are allocated by writing zeros."""
         self.most_bytes: int | None = None
         """If set, no file can be allocated beyond it: `DiskFull`."""
         self.copies_on_write = False
@@ -316,6 +318,7 @@ class FaultyStorage:
     def __init__(self, disk: Disk, file: DiskFile) -> None:
         self._disk, self._file, self._life = disk, file, disk.life
         self._closed = False
+        self.wrote_zeros = disk.writes_zeros
         disk.open_files += 1
 
     @property

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from quire.log import STORE_HEADER_BYTES, Directory, FrameCorrupt, Kind, Log, LogOptions, Storage, Tail, encode_system
+from quire.log import STORE_HEADER_BYTES, Directory, FrameCorrupt, Kind, Log, LogOptions, Tail, encode_system
 from quire.log.simulated import Disk
 from tests.log.histories import CLUSTER_ID, Clock
 
@@ -102,9 +104,9 @@ def test_with_segments_freed_elsewhere_a_removal_does_the_same_to_the_disk_in_th
     for frees in (False, True):
         disk = Disk()
         log = over_segments(disk.directory())
-        held: list[Storage] = []
+        held: list[Callable[[], None]] = []
         if frees:
-            log.segments.free = held.append
+            log.segments.elsewhere = held.append
         before, removed = len(disk.journal), len(log.segments.bases) - (not resets)
         if resets:
             log.reset(Tail(1_000, 99, 1, 7))
@@ -112,8 +114,8 @@ def test_with_segments_freed_elsewhere_a_removal_does_the_same_to_the_disk_in_th
             log.truncate(1)
         assert len(held) == removed * frees
         assert log.bounds.highest_index == (1_000 if resets else 1)
-        for file in held:
-            file.close()
+        for close in held:
+            close()
         log.close()
         assert disk.open_files == 0
         done.append([entry for entry in disk.journal[before:] if entry[0] != "open"])

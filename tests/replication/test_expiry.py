@@ -78,6 +78,24 @@ async def test_segments_go_in_the_writer_s_thread_and_not_on_the_loop() -> None:
         assert not {f"{base:020d}.store" for base in expiring.begun} & set(node.device.names("log"))
 
 
+async def test_a_segment_of_zeros_is_written_in_the_writer_s_thread_and_not_on_the_loop() -> None:
+    device = faulty.Disk()
+    device.writes_zeros = True
+    async with alone(device) as node:
+        threads: list[str] = []
+
+        def record(operation: str, name: str) -> bool:
+            if operation == "allocate" and name.startswith("9999"):
+                threads.append(threading.current_thread().name)
+            return False
+
+        device.failing = record
+        await fill(node)
+
+        assert set(threads) == {"quire-writer"}
+        assert len(threads) >= REMOVED
+
+
 async def test_what_was_written_meanwhile_is_flushed_before_the_next_segment_goes() -> None:
     async with alone() as node:
         await fill(node)
