@@ -18,6 +18,7 @@ from pathlib import Path
 
 from .allocation import allocate
 from .errors import DiskFull, FileUnlinked, LogLocked, NotRegularFile, ResourcesExhausted
+from .overwrites import overwrite_in_place
 from .storage import Directory, Storage
 
 LOCK_NAME = "lock"
@@ -298,6 +299,7 @@ class FileDirectory:
     def lock(self) -> bool:
         if self._lock_descriptor >= 0:
             return False
+        overwrite_in_place(self._path)
         descriptor = open_file(f"{self._path}/{LOCK_NAME}", os.O_CREAT | os.O_RDWR)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

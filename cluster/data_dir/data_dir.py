@@ -36,6 +36,7 @@ from .first_start import LOG_FOLDER, MARK_FILE, check_unformatted, set_unfinishe
 from .genesis import Genesis, read_genesis, read_genesis_file, write_genesis_file
 from .identity import LOST_VOTER, DataDirRefused, NodeIdentity, read_identity, write_identity
 from .recovery import refuse_unfinished
+from .room import refusing_to_start_when_full, report_room
 from .survivor import check_history
 from .torn import report_torn
 from .volume import check_volume, note_volume
@@ -82,7 +83,8 @@ class DataDir:
         data_dir = cls(directory, options, volume)
         try:
             directory.keep()
-            data_dir._read(node_id)
+            with refusing_to_start_when_full(directory.path):
+                data_dir._read(node_id)
         except BaseException:
             data_dir.close()
             raise
@@ -147,6 +149,7 @@ class DataDir:
             where = f"{error.file} is rotten at byte {error.position}: {error.reason}"
             raise DataDirRefused(directory.path, f"{where}; {LOST_VOTER}") from error
         report_torn(log)
+        report_room(directory, log, options.segment_bytes)
         return log
 
     def _read_genesis(self) -> None:
@@ -241,7 +244,8 @@ class DataDir:
         if misplaced := self._directory.misplaced():
             raise DataDirRefused(self._directory.path, f"{'; '.join(misplaced)}; restart this node")
         genesis = read_genesis(frame)
-        log = self._open_log(genesis.cluster_id)
+        with refusing_to_start_when_full(self._directory.path):
+            log = self._open_log(genesis.cluster_id)
         self.log = log
         log.append_frames(frame)
         log.flush()

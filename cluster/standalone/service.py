@@ -38,6 +38,7 @@ from ..config.access import INSECURE
 from ..data_dir.first_start import LOG_FOLDER
 from ..data_dir.genesis import CLUSTER_ID_BYTES
 from ..data_dir.identity import DataDirRefused, NodeIdentity, read_identity, write_identity
+from ..data_dir.room import refusing_to_start_when_full, report_room
 from ..data_dir.torn import report_torn
 from ..errors import (
     CorruptHere,
@@ -295,15 +296,17 @@ def open_log(config: StandaloneConfig, directory: Directory) -> Log:
         cluster_id = (identity.cluster_id if identity else stored_cluster_id(directory)) or os.urandom(CLUSTER_ID_BYTES)
     except FrameCorrupt as error:
         raise DataDirRefused(path, f"{error}; check the log with `quire log verify`") from error
-    log = Log.open(
-        directory,
-        config.options,
-        cluster_id=cluster_id,
-        initial_index=config.initial_index,
-        clock=wall_clock,
-        standalone=True,
-    )
+    with refusing_to_start_when_full(path):
+        log = Log.open(
+            directory,
+            config.options,
+            cluster_id=cluster_id,
+            initial_index=config.initial_index,
+            clock=wall_clock,
+            standalone=True,
+        )
     report_torn(log)
+    report_room(directory, log, config.options.segment_bytes)
     if identity is None:
         write_identity(directory, NodeIdentity(cluster_id, MODE, os.urandom(DISK_ID_BYTES), ("log", 1), None, MODE))
     return log

@@ -26,9 +26,9 @@ def new_applier(data_dir: DataDir) -> Applier:
     return data_dir.restore(ArithmeticMachine, Sessions)
 
 
-def formatted() -> Disk:
-    """A disk whose node holds the genesis and has promised nobody."""
-    disk = Disk()
+def formatted(disk: Disk | None = None) -> Disk:
+    """A disk, or this one, whose node holds the genesis and has promised nobody."""
+    disk = disk or Disk()
     data_dir = opened(disk)
     members = Members((Member("n1", data_dir.promises.disk_id, "h:1", Role.VOTER),))
     config = ServeConfig(node="n1", listen="127.0.0.1:1", members={"n1": "127.0.0.1:1"}, data_dir=Path("n1"))

@@ -1,0 +1,139 @@
+"""Full volumes and small ones, on the real file systems."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from quire.cluster.data_dir.room import report_room
+from quire.log import DiskFull, FileDirectory, Log, LogOptions, wall_clock
+from quire.log.overwrites import overwrites_take_space
+
+from .mounts import MAKE, MIB, as_root, mounted
+
+pytestmark = pytest.mark.full
+
+ID = bytes(16)
+SIZE = {"ext4": 128, "xfs": 320, "btrfs": 256}
+
+
+@pytest.fixture(params=MAKE)
+def volume(request: pytest.FixtureRequest) -> Iterator[Path]:
+    with mounted(request.param, SIZE[request.param] * MIB) as path:
+        yield path
+
+
+def free_bytes(path: Path) -> int:
+    room = os.statvfs(path)
+    return room.f_bavail * room.f_frsize
+
+
+def open_log(path: Path, options: LogOptions | None = None) -> Log:
+    directory = FileDirectory(path)
+    return Log.open(directory, options or LogOptions(), cluster_id=ID, clock=wall_clock, standalone=True)
+
+
+def fill(path: Path) -> None:
+    """Fill the volume to its last block."""
+    with (path / "filler").open("wb", buffering=0) as file:
+        for size in (MIB, 4096):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                os.fsync(file.fileno())
+
+
+def append_until_refused(log: Log, size: int = 1_000) -> None:
+    with suppress(DiskFull):
+        for _ in range(100_000):
+            log.append(["x" * size])
+            log.flush()
+        raise AssertionError("the disk never was full")
+
+
+def test_an_allocation_that_fails_gives_back_what_it_got(volume: Path) -> None:
+    file = FileDirectory(volume / "d").create("file")
+    file.write_at(0, b"written")
+    file.sync()
+    before = free_bytes(volume)
+    with pytest.raises(DiskFull):
+        file.allocate(before + MIB)
+    assert file.size == len(b"written")
+    assert free_bytes(volume) >= before - MIB
+    file.close()
+
+
+def test_a_log_begins_on_a_volume_that_has_less_room_than_a_segment() -> None:
+    with mounted("ext4", 48 * MIB) as path:
+        assert free_bytes(path) < 64 * MIB
+        log = open_log(path / "d")
+        assert log.room.left >= 16 * MIB
+        assert free_bytes(path) > MIB
+        log.append(["first"])
+        log.flush()
+        log.close()
+        log = open_log(path / "d")
+        assert log.read(0).value == "first"
+        append_until_refused(log, 200_000)
+        assert log.failure is None
+        log.close()
+
+
+def said_of(path: Path) -> list[str]:
+    """What a log that begins there says of its room."""
+    log = open_log(path, LogOptions(segment_bytes=1 << 20))
+    with capture_logs() as lines:
+        report_room(FileDirectory(path), log, 1 << 20)
+    log.close()
+    return [line["event"] for line in lines]
+
+
+def test_only_where_a_new_log_cannot_be_overwritten_in_place_it_says_so(volume: Path) -> None:
+    assert said_of(volume / "new") == []
+    old = volume / "old"
+    old.mkdir()
+    (old / "older").touch()
+    is_btrfs = as_root("stat", "--file-system", "--format=%T", volume).strip() == "btrfs"
+    assert ["takes new space" in text for text in said_of(old)] == [True] * is_btrfs
+    assert not any(overwrites_take_space(path) for path in (volume / "new").rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("flagged", [True, False])
+def test_a_full_volume_refuses_appends_and_no_more(volume: Path, flagged: bool) -> None:
+    """Without the flag, btrfs finds no room for an overwrite; the log is as refusing, and opens when there is room."""
+    folder = volume / "d"
+    if not flagged:
+        folder.mkdir()
+        (folder / "older").touch()
+    log = open_log(folder, LogOptions(segment_bytes=1 << 20))
+    for _ in range(10):
+        log.append(["x" * 1_000])
+        log.flush()
+    fill(volume)
+    append_until_refused(log)
+    assert log.failure is None
+    assert overwrites_take_space(folder / "mark") == (not log.room.left)
+    assert log.read(0).value == "x" * 1_000
+    durable = log.durable_index
+    sync = log.mark_sync.begin()
+    if sync is not None:
+        sync.run()
+        log.mark_sync.end(sync)
+    if flagged:
+        log.close()
+        log = open_log(folder, LogOptions(segment_bytes=1 << 20))
+        assert log.durable_index >= durable
+        append_until_refused(log)
+    (volume / "filler").unlink()
+    os.sync()
+    assert log.room.probe()
+    log.append(["again"])
+    log.flush()
+    log.close()
+    log = open_log(folder, LogOptions(segment_bytes=1 << 20))
+    assert log.read(log.durable_index - 1).value == "again"
+    log.close()
