@@ -113,6 +113,12 @@ def open_regular(path: str, access: int = os.O_RDONLY) -> int:
     raise NotRegularFile(path)
 
 
+def _close(descriptor: int) -> None:
+    """Close what is synced as far as anyone relies on it: a file server may report here what no sync has asked for."""
+    with suppress(OSError):  # It is closed in any case.
+        os.close(descriptor)
+
+
 class FileStorage:
     """An open file of a file system."""
 
@@ -167,7 +173,12 @@ class FileStorage:
             raise translated(error, self._path, length) from error
 
     def sync(self) -> None:
-        os.fdatasync(self._descriptor)
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            remedy = "make room" if error.errno in FULL else "check the device, or the file server"
+            reason = f"{error.strerror} at a sync: what was written may be lost; {remedy}, then start again"
+            raise OSError(error.errno, reason, self._path) from error
         self._is_synced = True
         own = os.fstat(self._descriptor)
         if not own.st_nlink and self._registry is not None and not self._is_named(own):
@@ -184,7 +195,7 @@ class FileStorage:
     def close(self) -> None:
         self._forget()
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            _close(self._descriptor)
             self._descriptor = -1
 
     def renamed(self, source: str, target: str) -> None:
@@ -312,7 +323,7 @@ class FileDirectory:
     def unlock(self) -> None:
         # The file stays: if it were removed, two processes could each lock a file of this name.
         if self._lock_descriptor >= 0:
-            os.close(self._lock_descriptor)
+            _close(self._lock_descriptor)
             self._lock_descriptor = -1
 
     def keep(self) -> None:
@@ -322,7 +333,7 @@ class FileDirectory:
     def release(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            os.close(descriptor)
+            _close(descriptor)
 
     def misplaced(self, names: Iterable[str] = ()) -> Sequence[str]:
         if self._descriptor < 0:

@@ -46,7 +46,7 @@ class Storage(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the handle. Nothing is synced."""
+        """Close the handle. Nothing is synced, and an error says nothing about what was."""
         ...
 
 

@@ -149,7 +149,7 @@ class DataDir:
             where = f"{error.file} is rotten at byte {error.position}: {error.reason}"
             raise DataDirRefused(directory.path, f"{where}; {LOST_VOTER}") from error
         report_torn(log)
-        report_room(directory, log, options.segment_bytes)
+        report_room(log, directory.path, options.segment_bytes)
         return log
 
     def _read_genesis(self) -> None:

@@ -2,33 +2,23 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 
 import structlog
 
-from quire.log import Directory, DiskFull, Log
-from quire.log.overwrites import overwrites_take_space
+from quire.log import DiskFull, Log
 
-from .first_start import MARK_FILE
 from .identity import DataDirRefused
 
 logger = structlog.get_logger(__name__)
 
 
-def report_room(directory: Directory, log: Log, segment_bytes: int) -> None:
-    """Warn if a full disk would refuse more here than elsewhere, or if there is less room than a segment takes."""
-    if overwrites_take_space(Path(directory.path, MARK_FILE)):
-        logger.warning(
-            "each overwrite takes new space on this file system: on a full disk this log refuses more than elsewhere, "
-            "and does not start. Stop it, and copy its files with `cp -a --reflink=never` into a new folder that has "
-            "the flag of `chattr +C`",
-            path=directory.path,
-        )
+def report_room(log: Log, path: str, segment_bytes: int) -> None:
+    """Warn if there is less room than a segment takes."""
     if log.room.allocated < segment_bytes:
         logger.warning(
             "there is less room than a segment takes, and nothing expires before one is full: give the volume more, or "
             "set --segment-bytes lower",
-            path=directory.path,
+            path=path,
             allocated=log.room.allocated,
             segment_bytes=segment_bytes,
         )

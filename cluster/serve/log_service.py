@@ -82,9 +82,11 @@ class _LogService:
 
     async def stop(self, finish_requests: Callable[[], Awaitable[None]]) -> str | None:
         await finish_requests()  # First, so that what they appended is flushed before the log is closed.
+        not_closed = None
         try:
             await self._log.stop()
         except LogError as error:
-            log.error("the log could not be closed", why=str(error))
-        failure = self._log.failure
+            not_closed = str(error)
+            log.error("the log could not be closed", why=not_closed)
+        failure = self._log.failure or not_closed
         return None if failure is None else f"the log has failed: {failure}; restart it"

@@ -306,7 +306,7 @@ def open_log(config: StandaloneConfig, directory: Directory) -> Log:
             standalone=True,
         )
     report_torn(log)
-    report_room(directory, log, config.options.segment_bytes)
+    report_room(log, path, config.options.segment_bytes)
     if identity is None:
         write_identity(directory, NodeIdentity(cluster_id, MODE, os.urandom(DISK_ID_BYTES), ("log", 1), None, MODE))
     return log

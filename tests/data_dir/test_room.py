@@ -21,7 +21,7 @@ def test_a_segment_that_is_shorter_than_it_should_be_is_told_with_the_option_for
     disk.most_bytes = most_bytes
     log = open_log(disk, OPTIONS)
     with capture_logs() as lines:
-        report_room(disk.directory(), log, OPTIONS.segment_bytes)
+        report_room(log, "disk", OPTIONS.segment_bytes)
     assert ["--segment-bytes" in line["event"] for line in lines] == ([] if most_bytes is None else [True])
     assert most_bytes is None or most_bytes // 2 < log.room.allocated <= most_bytes
 
@@ -43,6 +43,25 @@ def test_a_start_that_no_overwrite_has_room_for_is_refused_and_succeeds_when_the
         opened(disk)
     disk.lose_power(Keep.SOME)
     disk.full = False
+    data_dir = opened(disk)
+    assert data_dir.log is not None
+    assert data_dir.log.bounds.highest_index == 1
+    data_dir.close()
+
+
+@pytest.mark.parametrize(("operation", "error"), [("write", errno.ENOSPC), ("sync", errno.ENOSPC), ("sync", errno.EIO)])
+def test_a_stop_that_the_disk_fails_is_a_line_and_the_next_start_finds_what_is_durable(
+    operation: str, error: int
+) -> None:
+    disk = formatted()
+    data_dir = opened(disk)
+    disk.failing = lambda what, _: error if what == operation else 0
+    with capture_logs() as lines:
+        data_dir.close()
+    assert [line["log_level"] for line in lines] == ["warning"]
+    assert disk.open_files == 0
+    disk.failing = None
+    disk.lose_power(Keep.NOTHING)
     data_dir = opened(disk)
     assert data_dir.log is not None
     assert data_dir.log.bounds.highest_index == 1

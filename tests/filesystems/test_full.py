@@ -6,11 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
-from quire.cluster.data_dir.room import report_room
 from quire.log import DiskFull, FileDirectory, Log, LogOptions, wall_clock
-from quire.log.overwrites import overwrites_take_space
 
 from .mounts import MAKE, MIB, as_root, mounted
 
@@ -83,23 +80,23 @@ def test_a_log_begins_on_a_volume_that_has_less_room_than_a_segment() -> None:
         log.close()
 
 
-def said_of(path: Path) -> list[str]:
-    """What a log that begins there says of its room."""
-    log = open_log(path, LogOptions(segment_bytes=1 << 20))
-    with capture_logs() as lines:
-        report_room(FileDirectory(path), log, 1 << 20)
+def is_flagged(path: Path) -> bool:
+    """Whether the file is overwritten in place though its file system copies on write."""
+    return "C" in as_root("lsattr", "-d", path).split()[0]
+
+
+def copies_on_write(path: Path) -> bool:
+    return as_root("stat", "--file-system", "--format=%T", path).strip() == "btrfs"
+
+
+def test_all_files_of_a_new_log_are_overwritten_in_place(volume: Path) -> None:
+    log = open_log(volume / "d", LogOptions(segment_bytes=1 << 20))
+    for _ in range(20):
+        log.append(["x" * 200_000])
     log.close()
-    return [line["event"] for line in lines]
-
-
-def test_only_where_a_new_log_cannot_be_overwritten_in_place_it_says_so(volume: Path) -> None:
-    assert said_of(volume / "new") == []
-    old = volume / "old"
-    old.mkdir()
-    (old / "older").touch()
-    is_btrfs = as_root("stat", "--file-system", "--format=%T", volume).strip() == "btrfs"
-    assert ["takes new space" in text for text in said_of(old)] == [True] * is_btrfs
-    assert not any(overwrites_take_space(path) for path in (volume / "new").rglob("*") if path.is_file())
+    files = [path for path in (volume / "d").rglob("*") if path.is_file()]
+    assert len(files) > 5
+    assert {is_flagged(path) for path in files} == {copies_on_write(volume)}
 
 
 @pytest.mark.parametrize("flagged", [True, False])
@@ -116,7 +113,7 @@ def test_a_full_volume_refuses_appends_and_no_more(volume: Path, flagged: bool) 
     fill(volume)
     append_until_refused(log)
     assert log.failure is None
-    assert overwrites_take_space(folder / "mark") == (not log.room.left)
+    assert (log.room.left == 0) == (copies_on_write(volume) and not flagged)
     assert log.read(0).value == "x" * 1_000
     durable = log.durable_index
     sync = log.mark_sync.begin()

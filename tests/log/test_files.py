@@ -1,5 +1,6 @@
 """What `quire.log` creates on a file system: its modes, which no umask changes; and what it opens as a file."""
 
+import errno
 import os
 import socket
 import stat
@@ -8,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from quire.log import FileDirectory, NotRegularFile, open_regular
+from quire.log import DiskFull, FileDirectory, Log, LogReadOnly, NotRegularFile, open_regular
 from quire.log.files import FILE_MODE, FOLDER_MODE, make_folder, open_file
 from tests.hostile import in_time
+from tests.log.histories import CLUSTER_ID, SMALL, Clock
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077, 0o277])
@@ -104,3 +106,63 @@ def test_a_link_is_followed_unless_none_is_to_be(tmp_path: Path) -> None:
     os.close(open_regular(str(link)))
     with pytest.raises(NotRegularFile):
         open_regular(str(link), os.O_RDONLY | os.O_NOFOLLOW)
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"), [(errno.ENOSPC, "make room"), (errno.EDQUOT, "make room"), (errno.EIO, "check the device")]
+)
+def test_a_sync_that_fails_ends_the_log_with_the_file_the_cause_and_what_to_do(
+    error: int, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS 3 and FUSE with write-back find a full disk here, when the writes have succeeded."""
+
+    def failing(_: int) -> None:
+        raise OSError(error, os.strerror(error))
+
+    log = Log.open(FileDirectory(tmp_path), SMALL, cluster_id=CLUSTER_ID, clock=Clock(), standalone=True)
+    log.append(["a"])
+    monkeypatch.setattr(os, "fdatasync", failing)
+    with pytest.raises(LogReadOnly, match=f"{os.strerror(error)}.*{remedy}.*start again.*\\.store"):
+        log.flush()
+    with pytest.raises(LogReadOnly):
+        log.append(["b"])
+    log.close()
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EIO], ids=errno.errorcode.get)
+def test_an_error_of_close_after_all_was_synced_is_none_of_the_log(
+    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = os.close
+
+    def failing(descriptor: int) -> None:
+        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        close(descriptor)
+        if is_file and Path(tmp_path, "mark").exists():
+            raise OSError(error, os.strerror(error))
+
+    log = Log.open(FileDirectory(tmp_path), SMALL, cluster_id=CLUSTER_ID, clock=Clock(), standalone=True)
+    for _ in range(40):
+        log.append(["x" * 100])
+    monkeypatch.setattr(os, "close", failing)
+    for _ in range(40):
+        log.append(["x" * 100])
+    log.close()
+    monkeypatch.undo()
+    again = Log.open(FileDirectory(tmp_path), SMALL, cluster_id=CLUSTER_ID, clock=Clock(), standalone=True)
+    assert again.bounds.highest_index == 80
+    again.close()
+
+
+def test_an_allocation_that_fails_leaves_the_file_s_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def partly(descriptor: int, _: int, length: int) -> None:
+        os.ftruncate(descriptor, length // 2)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    file = FileDirectory(tmp_path).create("file")
+    file.allocate(1000)
+    monkeypatch.setattr(os, "posix_fallocate", partly)
+    with pytest.raises(DiskFull):
+        file.allocate(1 << 20)
+    assert file.size == 1000
+    file.close()
