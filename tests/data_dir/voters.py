@@ -30,11 +30,16 @@ def formatted(disk: Disk | None = None) -> Disk:
     """A disk, or this one, whose node holds the genesis and has promised nobody."""
     disk = disk or Disk()
     data_dir = opened(disk)
+    format_voter(data_dir)
+    data_dir.close()
+    return disk
+
+
+def format_voter(data_dir: DataDir) -> None:
+    """Give it the genesis of a cluster that is n1."""
     members = Members((Member("n1", data_dir.promises.disk_id, "h:1", Role.VOTER),))
     config = ServeConfig(node="n1", listen="127.0.0.1:1", members={"n1": "127.0.0.1:1"}, data_dir=Path("n1"))
     data_dir.format("n1", make_genesis(members, ("arithmetic", 1), 42, config))
-    data_dir.close()
-    return disk
 
 
 def voter(*, snapshots: bool = False) -> Disk:

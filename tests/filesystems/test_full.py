@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from quire.cluster.data_dir.data_dir import DataDir
 from quire.log import DiskFull, FileDirectory, Log, LogOptions, wall_clock
+from quire.replication import Promise
+from tests.data_dir.voters import format_voter
 
 from .mounts import MAKE, MIB, as_root, mounted
 
 pytestmark = pytest.mark.full
 
 ID = bytes(16)
+OPTIONS = LogOptions(segment_bytes=1 << 20)
 SIZE = {"ext4": 128, "xfs": 320, "btrfs": 256}
 
 
@@ -90,7 +94,7 @@ def copies_on_write(path: Path) -> bool:
 
 
 def test_all_files_of_a_new_log_are_overwritten_in_place(volume: Path) -> None:
-    log = open_log(volume / "d", LogOptions(segment_bytes=1 << 20))
+    log = open_log(volume / "d", OPTIONS)
     for _ in range(20):
         log.append(["x" * 200_000])
     log.close()
@@ -106,7 +110,7 @@ def test_a_full_volume_refuses_appends_and_no_more(volume: Path, flagged: bool) 
     if not flagged:
         folder.mkdir()
         (folder / "older").touch()
-    log = open_log(folder, LogOptions(segment_bytes=1 << 20))
+    log = open_log(folder, OPTIONS)
     for _ in range(10):
         log.append(["x" * 1_000])
         log.flush()
@@ -122,7 +126,7 @@ def test_a_full_volume_refuses_appends_and_no_more(volume: Path, flagged: bool) 
         log.mark_sync.end(sync)
     if flagged:
         log.close()
-        log = open_log(folder, LogOptions(segment_bytes=1 << 20))
+        log = open_log(folder, OPTIONS)
         assert log.durable_index >= durable
         append_until_refused(log)
     (volume / "filler").unlink()
@@ -131,6 +135,50 @@ def test_a_full_volume_refuses_appends_and_no_more(volume: Path, flagged: bool) 
     log.append(["again"])
     log.flush()
     log.close()
-    log = open_log(folder, LogOptions(segment_bytes=1 << 20))
+    log = open_log(folder, OPTIONS)
     assert log.read(log.durable_index - 1).value == "again"
     log.close()
+
+
+def test_a_node_starts_and_promises_on_a_full_volume(volume: Path) -> None:
+    data_dir = DataDir.open(volume / "d", "n1", OPTIONS)
+    format_voter(data_dir)
+    data_dir.close()
+    fill(volume)
+    for epoch in (5, 6):
+        data_dir = DataDir.open(volume / "d", "n1", OPTIONS)
+        data_dir.promises.write(Promise(epoch, "n1", 1))
+        data_dir.close()
+    assert data_dir.promises.promise.epoch == 6
+
+
+def test_a_quota_of_btrfs_is_a_full_disk() -> None:
+    with mounted("btrfs", SIZE["btrfs"] * MIB) as path:
+        of_quota = path / "of_quota"
+        as_root("btrfs", "quota", "enable", path)
+        as_root("btrfs", "subvolume", "create", of_quota)
+        as_root("chown", f"{os.geteuid()}:{os.getegid()}", of_quota)
+        as_root("btrfs", "qgroup", "limit", str(8 * MIB), of_quota)
+        log = open_log(of_quota / "d", OPTIONS)
+        append_until_refused(log, 100_000)
+        assert log.failure is None
+        as_root("btrfs", "qgroup", "limit", str(32 * MIB), of_quota)
+        assert log.room.probe()
+        log.append(["again"])
+        log.close()
+
+
+def test_a_copy_of_xfs_that_shares_its_blocks_refuses_appends_and_no_more() -> None:
+    with mounted("xfs", SIZE["xfs"] * MIB) as path:
+        log = open_log(path / "d", OPTIONS)
+        log.append(["first"])
+        log.close()
+        log = open_log(path / "d", OPTIONS)
+        as_root("cp", "--archive", "--reflink=always", path / "d", path / "copy")
+        fill(path)
+        append_until_refused(log)
+        assert (log.failure, log.durable_index, log.room.left) == (None, 1, 0)
+        (path / "filler").unlink()
+        assert log.room.probe()
+        log.append(["again"])
+        log.close()
