@@ -113,6 +113,21 @@ def test_a_mark_that_found_no_room_is_neither_synced_nor_taken_for_synced_until_
     assert open_log(disk, standalone=False).bounds.highest_index == 2
 
 
+@pytest.mark.parametrize("keep", Keep)
+def test_a_reset_whose_mark_finds_no_room_ends_the_log_which_is_then_whole_or_begins_anew(keep: Keep) -> None:
+    """A mark that empties the log must not be written at some later time."""
+    disk, log = begun()
+    disk.full = False
+    disk.failing = lambda operation, name: errno.ENOSPC if (operation, name) == ("write", "mark") else 0
+    with pytest.raises(LogReadOnly):
+        log.reset(log.tail._replace(index=100, crc32c=7))
+    with pytest.raises(LogReadOnly):
+        log.append(["more"])
+    disk.failing = None
+    disk.lose_power(keep)
+    assert open_log(disk, standalone=False).bounds in ((0, 1), (100, 100))
+
+
 @pytest.mark.parametrize("error", FULL_ERRORS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_a_full_disk_at_any_write_loses_nothing_durable_and_ends_the_log_only_in_the_middle_of_a_change(

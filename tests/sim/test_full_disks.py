@@ -192,19 +192,23 @@ def test_a_majority_with_room_goes_on_without_the_leader_that_has_none(copies_on
     assert cluster.leader is not leader
 
 
-def test_a_promise_waits_for_room_and_an_election_ends_when_there_is() -> None:
-    cluster = filled(500, copies_on_write=True)
+def test_a_vote_waits_for_room_and_an_election_ends_when_there_is() -> None:
+    cluster = FullCluster(500)
+    cluster.run_for(3 * SECOND)
     leader = cluster.leader
     assert leader is not None
+    full, other = (node for node in cluster.nodes if node is not leader)
+    full.disk.copies_on_write = full.disk.full = True
     leader.die(keep=Keep.EVERYTHING)
     cluster.run_for(2 * LAW_US)
     assert cluster.leader is None
-    others = [node for node in cluster.nodes if node is not leader]
-    assert all(node.process is not None for node in others)
-    for node in others:
-        node.disk.full = False
+    assert full.process is not None
+    assert full.running.core.promise.epoch > full.running.core.state.stored_promise.epoch
+    full.disk.full = False
 
     cluster.acknowledges(3 * LAW_US)
+
+    assert cluster.leader in (full, other)
 
 
 @pytest.mark.full
