@@ -10,15 +10,15 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
 import stat
+import struct
 import threading
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .allocation import allocate
 from .errors import DiskFull, FileUnlinked, LogLocked, NotRegularFile, ResourcesExhausted
-from .overwrites import overwrite_in_place
 from .storage import Directory, Storage
 
 LOCK_NAME = "lock"
@@ -28,6 +28,13 @@ FOLDER_MODE, FILE_MODE = 0o750, 0o640
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.ENODEV, errno.ENXIO})
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+
+# FS_IOC_GETFLAGS and FS_IOC_SETFLAGS, of an int in spite of their size; FS_NOCOW_FL.
+_GET_FLAGS, _SET_FLAGS, _NOCOW = 0x80086601, 0x40086602, 0x00800000
+# FS_IOC_RESVSP: fallocate, which Python has only with the C library's substitute for it.
+_RESERVE, _FIRST_BYTE = 0x40305828, struct.pack("hhqqiI16x", 0, 0, 0, 1, 0, 0)
+_ZEROS = bytes(1 << 20)
 
 
 def is_exhaustion(error: OSError) -> bool:
@@ -113,6 +120,60 @@ def open_regular(path: str, access: int = os.O_RDONLY) -> int:
     raise NotRegularFile(path)
 
 
+def overwrite_in_place(folder: str) -> None:
+    """Let what is created in and below an empty folder be overwritten in place, if its file system has a flag for that.
+
+    btrfs writes elsewhere without it, and then a full disk or a quota refuses to overwrite what is there.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if not os.listdir(descriptor):
+            with suppress(OSError):
+                flags = int.from_bytes(fcntl.ioctl(descriptor, _GET_FLAGS, bytes(8))[:4], "little")
+                fcntl.ioctl(descriptor, _SET_FLAGS, (flags | _NOCOW).to_bytes(8, "little"))
+    finally:
+        os.close(descriptor)
+
+
+def _allocate(descriptor: int, length: int) -> bool:
+    """Make a file at least `length` bytes, and reserve room for them; return whether the file system has a call for it.
+
+    Without one, zeros are written. The C library's substitute writes into the blocks of the file, too, at any time.
+
+    Raises:
+        OSError: there is no room; the file is as it was. (ext4 would keep the room that it got, and the size.)
+    """
+    size = os.fstat(descriptor).st_size
+    has_call = _has_allocation(descriptor)
+    # tmpfs begins anew after a signal: one that comes each few milliseconds would keep it from ever ending.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPROF})
+    try:
+        if has_call:
+            os.posix_fallocate(descriptor, 0, length)
+        else:
+            _write_zeros(descriptor, size, length)
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(descriptor, size)
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return has_call
+
+
+def _has_allocation(descriptor: int) -> bool:
+    try:
+        fcntl.ioctl(descriptor, _RESERVE, _FIRST_BYTE)
+    except OSError as error:
+        return error.errno != errno.EOPNOTSUPP
+    return True
+
+
+def _write_zeros(descriptor: int, position: int, end: int) -> None:
+    while position < end:
+        position += os.pwrite(descriptor, memoryview(_ZEROS)[: end - position], position)
+
+
 def _close(descriptor: int) -> None:
     """Close what is synced as far as anyone relies on it: a file server may report here what no sync has asked for."""
     with suppress(OSError):  # It is closed in any case.
@@ -168,7 +229,7 @@ class FileStorage:
         if not length:
             return  # POSIX allocates nothing of a file of no length.
         try:
-            self.wrote_zeros = not allocate(self._descriptor, length)
+            self.wrote_zeros = not _allocate(self._descriptor, length)
         except OSError as error:
             raise translated(error, self._path, length) from error
 

@@ -344,8 +344,7 @@ class Core:
                 self.writer.end_expiry(is_over=is_over)
             case events.RoomProbed():
                 self.state.fitness.room_probed(self.state, event)
-                if event.has_room:
-                    self.writer.appended()  # What waited for the room was written out, and is flushed now.
+                self.writer.unflushed |= event.has_room  # What waited for room was written out just now.
             case events.DiskFailed(reason):
                 self._step_down(reason)
                 self.state.halt(reason)

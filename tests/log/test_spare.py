@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.log import FLUSH_ALWAYS, FileDirectory, FileStorage, GroupFlusher, Log, LogOptions, allocation
+from quire.log import FLUSH_ALWAYS, FileDirectory, FileStorage, GroupFlusher, Log, LogOptions, files
 from quire.log.simulated import Disk, Keep
 from tests.log.histories import CLUSTER_ID, Clock, all_frames, open_log
 
@@ -36,7 +36,7 @@ async def test_a_segment_of_zeros_is_written_in_the_thread_that_flushes(
         allocate(storage, length)
 
     monkeypatch.setattr(FileStorage, "allocate", noted)
-    monkeypatch.setattr(allocation, "_has_call", lambda _: False)
+    monkeypatch.setattr(files, "_has_allocation", lambda _: False)
     directory, options = FileDirectory(tmp_path), replace(OPTIONS, segment_bytes=4 << 20, max_frame_bytes=1 << 20)
     log = Log.open(directory, options, cluster_id=CLUSTER_ID, clock=Clock(), standalone=True)
     allocated.clear()
@@ -89,7 +89,7 @@ def test_without_room_for_a_whole_segment_ahead_of_time_the_log_goes_on() -> Non
 def test_an_allocation_by_zeros_grows_the_file_and_gives_back_what_it_took_for_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(allocation, "_has_call", lambda _: False)
+    monkeypatch.setattr(files, "_has_allocation", lambda _: False)
     file = FileDirectory(tmp_path).create("file")
     file.write_at(0, b"written")
     file.allocate(3_000_000)
