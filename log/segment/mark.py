@@ -16,7 +16,6 @@ sync runs, a newer mark waits in memory; after it, the slots swap roles.
 from __future__ import annotations
 
 import struct
-from contextlib import suppress
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -201,8 +200,7 @@ class MarkFile:
         """Write a newer mark, with the next generation. Durable after a sync. Without room on the disk it waits."""
         self._take(mark)
         if self._sync is None:
-            with suppress(NoRoom):
-                self._write_latest()
+            self._write_latest()
 
     def write_synced(self, mark: Mark) -> None:
         """Write a newer mark and sync it.
@@ -212,7 +210,7 @@ class MarkFile:
         """
         self.settle()
         self._take(mark)
-        self._write_latest()
+        self._write_latest(waits=False)
         self._slots.sync()
         self._swap(self._latest)
 
@@ -224,8 +222,7 @@ class MarkFile:
     def begin_sync(self) -> Sync | None:
         """Return a sync of what was written; None if nothing was, or a sync is in progress."""
         if self._sync is None and self._waiting:
-            with suppress(NoRoom):
-                self._write_latest()
+            self._write_latest()
         if self._sync is not None or not self._unsynced:
             return None
         self._sync, self._syncing = Sync(self._storage), self._latest
@@ -237,8 +234,7 @@ class MarkFile:
             self._sync = None
             self._swap(self._syncing)
             if self._waiting:
-                with suppress(NoRoom):
-                    self._write_latest()
+                self._write_latest()
 
     def settle(self) -> None:
         """Finish a sync in progress here."""
@@ -258,10 +254,15 @@ class MarkFile:
         generation = 1 if self._latest is None else self._latest.generation + 1
         self._latest, self._waiting = mark._replace(generation=generation), True
 
-    def _write_latest(self) -> None:
+    def _write_latest(self, *, waits: bool = True) -> None:
         if self._latest is not None:
             self._unsynced = False  # If this is refused, the slot may be torn.
-            self._slots.write(1 - self._synced_slot, encode_mark(self._latest))
+            try:
+                self._slots.write(1 - self._synced_slot, encode_mark(self._latest))
+            except NoRoom:
+                if waits:
+                    return
+                raise
             self._unsynced, self._waiting = True, False
 
     def _swap(self, synced: Mark | None) -> None:
