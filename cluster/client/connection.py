@@ -101,9 +101,9 @@ class Connection:
             raise RuntimeError(NOT_OPEN)
         return self._stream
 
-    async def get(self, path: str, *, server: str | None = None) -> Reply:
+    async def get(self, path: str, *, server: str | None = None, awaits_record: bool = False) -> Reply:
         """The reply to a read, of `server` if it is given. Raises as `Transport.call`."""
-        return await self.call("GET", path, server=server)
+        return await self.call("GET", path, server=server, awaits_record=awaits_record)
 
     async def change(self, path: str, body: bytes | None = None, *, server: str | None = None) -> Reply:
         """The reply to a change that an operator may safely repeat. Raises as `Transport.call`."""
@@ -124,6 +124,7 @@ class Connection:
         server: str | None = None,
         accept: str = MSGPACK,
         awaits_start: bool = False,
+        awaits_record: bool = False,
     ) -> Reply:
         """The reply to a request, in `accept` or JSON. Raises as `Transport.call` and `stream`, and ValueError for a
         `server` that is not HOST:PORT.
@@ -145,6 +146,7 @@ class Connection:
             headers=headers,
             server=server,
             awaits_start=awaits_start,
+            awaits_record=awaits_record,
         )
 
 

@@ -67,6 +67,9 @@ REFUSED_GRACE_S = 3.0  # A client that nobody served yet waits so long for nodes
 CONNECT_TIMEOUT_S = 1.0
 TLS_CONNECT_TIMEOUT_S = 3.0  # With the handshake, which a node that many dial at once begins after some others.
 READ_ATTEMPT_TIMEOUT_S = 5.0  # Another server can answer a read; a write waits for its own answer.
+WAIT_SHARE = (
+    0.6  # Of an attempt's time, for a record to come: then the server answers, which tells it from a silent one.
+)
 # No attempt starts in the last tenth of a call's time: it would only turn a write into an unknown one.
 LAST_SHARE = 0.1
 UNREACHABLE_FOR_S = 30.0  # How long to avoid a leader's address that cannot be reached, as from another network.
@@ -152,18 +155,20 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         server: str | None = None,
         awaits_start: bool = False,
+        awaits_record: bool = False,
     ) -> Reply:
         """The reply of the leader or of another server; of `server` only, if it is given.
 
         `writes`: the call changes something. `repeatable`: it does, but may be sent again after it was sent once.
         `awaits_start`: nobody need be there yet; the call waits until its deadline.
+        `awaits_record`: `wait_ms` is added to the path, with a query, as the time of each attempt allows.
 
         Raises:
             CommandRefused, BadRequest, NotFound, Unavailable, ServerFault: nothing was written.
             Unauthorized, Forbidden: nothing was written, either.
             OutcomeUnknown: a write was sent and got no answer.
         """
-        attempt = _Attempt(method, path, writes, repeatable, body, headers or {})
+        attempt = _Attempt(method, path, writes, repeatable, body, headers or {}, awaits_record)
         try:
             return await self._call(attempt, server, awaits_start=awaits_start)
         except (CommandRefused, BadRequest, Unavailable, ServerFault) as error:
@@ -347,12 +352,13 @@ class Transport:
     async def _send_once(self, server: str, attempt: "_Attempt", deadline: float, shown: Shown) -> Reply:
         left = max(0.001, deadline - time.monotonic())
         total = left if attempt.writes and not attempt.repeatable else min(left, READ_ATTEMPT_TIMEOUT_S)
+        path = f"{attempt.path}&wait_ms={total * WAIT_SHARE * 1000:.0f}" if attempt.awaits_record else attempt.path
         connect = CONNECT_TIMEOUT_S if shown.tls is None else TLS_CONNECT_TIMEOUT_S
         timeout = aiohttp.ClientTimeout(total=total, sock_connect=min(total, connect))
         try:
             async with self._session.request(
                 attempt.method,
-                shown.url(server, attempt.path),
+                shown.url(server, path),
                 data=sendable(attempt.body),
                 headers={**attempt.headers, **shown.headers, REQUEST_ID: new_request_id()},
                 ssl=shown.context or True,
@@ -404,6 +410,7 @@ class _Attempt:
     repeatable: bool
     body: bytes | None
     headers: Mapping[str, str]
+    awaits_record: bool = False
     in_doubt: bool = False  # It writes, and was sent and not answered.
 
     def unanswered(self, server: str, what: str) -> NothingWritten | OutcomeUnknown:

@@ -40,7 +40,7 @@ class Servers:
     def servers(self) -> Sequence[str]:
         return tuple(self.all)
 
-    async def get(self, path: str, *, server: str | None = None) -> Reply:
+    async def get(self, path: str, *, server: str | None = None, awaits_record: bool = False) -> Reply:
         await asyncio.sleep(0)
         name = server or next(iter(self.all))
         one = self.all[name]

@@ -7,9 +7,11 @@ import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import pytest_asyncio
+from aiohttp import web
 
 from quire.cluster.client import (
     BatchReply,
@@ -118,7 +120,7 @@ async def test_a_tail_from_an_expired_index_ends_at_once() -> None:
     async with scripted(refusing(410, "expired", lowest_index=9)) as server, connect(server.address) as cluster:
         with pytest.raises(NotFound) as expired:
             await taken(cluster, 5, 1)
-        assert [path for _, path, _ in server.requests] == ["/records?from=5&wait_ms=3000", "/index_bounds"]
+        assert [urlsplit(path).path for _, path, _ in server.requests] == ["/records", "/index_bounds"]
 
     assert expired.value.problem["lowest_index"] == 9
 
@@ -127,6 +129,29 @@ async def test_a_tail_without_any_server_is_unavailable_at_the_timeout() -> None
     async with scripted(refusing(503, "stopping")) as server, connect(server.address, timeout_s=0.3) as cluster:
         with pytest.raises(Unavailable):
             await taken(cluster, 5, 1)
+
+
+@pytest.mark.parametrize("timeout_s", [1.0, 3.0, 30.0])
+async def test_a_tail_asks_a_server_to_wait_no_longer_than_the_caller_does(
+    timeout_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()  # No call's time passes but at `late`, however long the machine takes.
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr("quire.cluster.client.transport.time", clock)
+    refuse = refusing(503, "stopping")
+
+    def late(request: web.Request) -> web.Response | None:
+        nonlocal now
+        now += timeout_s * 0.5
+        return refuse(request)
+
+    steps = [lines(next_index=5), late, lines(5, next_index=6)]
+    async with scripted(*steps) as server, connect(server.address, timeout_s=timeout_s) as cluster:
+        assert [record.index for record in await taken(cluster, 5, 1)] == [5]
+    asked_ms = [int(parse_qs(urlsplit(path).query)["wait_ms"][0]) for _, path, _ in server.requests]
+
+    assert 0 < asked_ms[0] < timeout_s * 1000
+    assert 0 < asked_ms[-1] < timeout_s * 500
 
 
 @pytest.mark.parametrize(

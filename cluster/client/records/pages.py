@@ -19,7 +19,6 @@ from ..documents import BoundsDocument, document_of, rows_of
 from ..errors import ClientError, HistoryChanged, NotFound, Problem, Unavailable
 from ..transport import Reply
 
-TAIL_WAIT_MS = 3_000  # Shorter than a read's timeout for one server, which tells a silent server from a quiet log.
 PAUSE_S = 0.05  # Before asking again when a server did not wait as asked, for example because it is stopping.
 EXPIRED = "urn:quire:problem:expired"
 AHEAD = frozenset({"urn:quire:problem:out-of-bounds", "urn:quire:problem:not-committed"})
@@ -88,7 +87,7 @@ class Source(Protocol):
     @property
     def servers(self) -> Sequence[str]: ...
 
-    async def get(self, path: str, *, server: str | None = None) -> Reply: ...
+    async def get(self, path: str, *, server: str | None = None, awaits_record: bool = False) -> Reply: ...
 
 
 class RecordPages:
@@ -150,7 +149,7 @@ class RecordPages:
         elsewhere = _Elsewhere()
         while to_index is None or index < to_index:
             asked_at = time.monotonic()
-            asked = {"from": index, "wait_ms": TAIL_WAIT_MS, **parameters}
+            asked = {"from": index, **parameters}
             answer, elsewhere = await self._asked(index, asked, elsewhere, patient=asked_at <= deadline)
             answered_at = time.monotonic()
             page = answer or Page([], index, 0)
@@ -158,7 +157,7 @@ class RecordPages:
             # What the caller takes to work through a page is no time in which a server could have answered.
             left_s = timeout_s if answer is not None else deadline - answered_at
             deadline = time.monotonic() + left_s
-            if page.next_index == index and time.monotonic() - asked_at < TAIL_WAIT_MS / 2000:
+            if page.next_index == index and time.monotonic() - asked_at < PAUSE_S:
                 await asyncio.sleep(PAUSE_S)
             index = page.next_index
 
@@ -167,7 +166,7 @@ class RecordPages:
     ) -> tuple[Page | None, _Elsewhere]:
         # A page, None if there is none now, and whom to ask next. A server that lags will catch up: be `patient`.
         try:
-            page = await self._page(index, parameters, elsewhere.server)
+            page = await self._page(index, parameters, elsewhere.server, awaits_record=True)
         except NotFound as error:
             if error.type == EXPIRED:
                 return None, await self._elsewhere(index, error, elsewhere)
@@ -202,11 +201,19 @@ class RecordPages:
         above = [each["lowest_index"] for each, _ in found if each["lowest_index"] > index]
         raise RecordsExpired(expired.problem, min([to_index, *above]))
 
-    async def _page(self, index: int, parameters: Mapping[str, int | str], server: str | None = None) -> Page:
+    async def _page(
+        self,
+        index: int,
+        parameters: Mapping[str, int | str],
+        server: str | None = None,
+        *,
+        awaits_record: bool = False,
+    ) -> Page:
         # A server's records from `index` on.
         known = {} if self._history is None else {"history": self._history}
         try:
-            reply = await self._source.get("/records?" + urlencode({**parameters, **known}), server=server)
+            path = "/records?" + urlencode({**parameters, **known})
+            reply = await self._source.get(path, server=server, awaits_record=awaits_record)
         except HistoryChanged:
             if server is None:
                 self._history = None  # The caller knows now, and may read again.
