@@ -42,10 +42,16 @@ PLAIN = Access()
 class NodeConnection(HTTPConnection):
     """A connection to a node, which must prove the cluster's name before anything is sent."""
 
-    def __init__(self, server: str, shown: Shown, timeout: float) -> None:
+    def __init__(self, server: str, shown: Shown) -> None:
         host, _, port = server.rpartition(":")
-        super().__init__(host.strip("[]"), int(port), timeout=timeout)
+        super().__init__(host.strip("[]"), int(port))
         self.shown = shown
+
+    def wait(self, timeout: float) -> None:
+        """Wait so many seconds for each read from now on: a kept connection has the deadline of an earlier request."""
+        self.timeout = timeout
+        if self.sock is not None:
+            self.sock.settimeout(timeout)
 
     def connect(self) -> None:
         super().connect()

@@ -163,8 +163,10 @@ class Nodes:
             connection.close()
             connection = None
         fresh = connection is None
+        connection = connection or NodeConnection(server, shown)
+        connection.wait(timeout)
         try:
-            answer = self._send(server, connection or NodeConnection(server, shown, timeout), path, accept, shown)
+            answer = self._send(server, connection, path, accept, shown)
         except (OSError, HTTPException) as error:
             if isinstance(error, ssl.SSLError) and (why := shown.refusal_of(server, error)):
                 self._credentials.renewed(shown)  # The next attempt uses what is there by then.

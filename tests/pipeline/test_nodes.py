@@ -7,6 +7,7 @@ import socket
 import threading
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql.datasource import InputPartition
@@ -16,6 +17,7 @@ import quire.pipeline.origin.cluster
 import quire.pipeline.origin.nodes
 from quire.log.packing import Skimmer
 from quire.pipeline.errors import ClusterUnavailable, ForeignLog, OptionRefused, RecordsLost
+from quire.pipeline.origin.access import NodeConnection
 from quire.pipeline.origin.cluster import ClusterLog
 from quire.pipeline.origin.nodes import Nodes
 from quire.pipeline.origin.origin import Stretch
@@ -264,6 +266,23 @@ def test_an_answer_that_comes_twice_is_not_the_answer_to_the_next_request() -> N
     told = {path: (200, path.encode()) for path in paths}
     with serving(told, doubles=True) as server, closing(Nodes([server], 30.0)) as nodes:
         assert [nodes.first(path, "it", lambda answer: answer.body.decode()) for path in paths] == list(paths)
+
+
+def test_a_kept_connection_waits_for_each_answer_as_long_as_its_request_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float | None] = []
+    request = NodeConnection.request
+
+    def noted(self: NodeConnection, *arguments: Any, **options: Any) -> None:
+        request(self, *arguments, **options)
+        waits.append(self.sock.gettimeout())
+
+    monkeypatch.setattr(NodeConnection, "request", noted)
+    with serving(answers_of()) as server, closing(Nodes([server], 60.0)) as nodes:
+        for seconds in (20.0, 40.0, 10.0):
+            monkeypatch.setattr(quire.pipeline.origin.nodes, "ATTEMPT_TIMEOUT_S", seconds)
+            nodes.first("/status", "it", lambda answer: answer)
+
+    assert waits == [20.0, 40.0, 10.0]
 
 
 def test_a_node_that_says_nothing_is_given_up_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
