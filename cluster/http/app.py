@@ -35,6 +35,7 @@ from .request import (
     ANSWER_ID_KEY,
     FORWARDED,
     HISTORY,
+    IN_DOUBT,
     REQUEST_ID_KEY,
     SEQUENCE,
     SESSION,
@@ -273,6 +274,8 @@ def _problem_for(request: web.Request, error: Exception, request_id: str, unknow
 
 
 def _of_cluster_error(request: web.Request, error: ClusterError, request_id: str) -> web.Response:
+    if IN_DOUBT in request:
+        error = OutcomeUnknown(f"another leader got it, and did not answer; then {error}")
     answer = answer_of(error)
     request.app[ADMISSION].authorization.refused(request, error, answer.name)
     formed = request.app[API].node.formed if API in request.app else None

@@ -4,11 +4,15 @@ A request is forwarded once: if it arrives with `Quire-Forwarded` at a node that
 connection could be made, nothing was written. If the connection breaks after the request was sent, or no answer comes
 in time, the outcome of a write is unknown; so it is if the answer to another request comes (`NodeAnswer`).
 No request waits for a leader that was not heard for an election timeout.
+
+A leader that was lost, not heard any more or its link broken, gets no more time once another leads: a stream to it is
+closed; a read is sent to the next leader, and so is a write under a session, which executes it once. What the next one
+refuses may have been executed before: its outcome is unknown. A leader that hands over is not lost: it will answer.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from ssl import SSLContext
@@ -19,6 +23,8 @@ import structlog
 from aiohttp import ClientWSTimeout, WSMsgType, hdrs, web
 from yarl import URL
 
+from quire import QuireError
+from quire.replication.core.actions import RoleChanged
 from quire.replication.names import Connector
 from quire.replication.net.sockets import DialledSocket, refuse_redirects
 
@@ -31,13 +37,14 @@ from .admission.admission import ADMISSION
 from .admission.authorization import caller_of
 from .admission.slow_callers import CLOSE_TIMEOUT_S, PIECE_BYTES, close, done_or_stalled
 from .admission.streams import OpenStream, StreamLimit
-from .request import FORWARDED, HISTORY, REQUEST_ID_KEY, SEQUENCE, SESSION
+from .request import FORWARDED, HISTORY, IN_DOUBT, REQUEST_ID_KEY, SEQUENCE, SESSION
 
 CONNECT_TIMEOUT_S = 1.0
 CONNECTION_LIMIT = 256  # To the leader, for requests; more of them wait for a connection, within their deadline.
 KEEPALIVE_S = 15.0  # Shorter than the server keeps an idle connection open.
 READ_BUFFER_BYTES = 1 << 18
 SHORTEST_PING_S = 2.0  # The pong has a second: a process that is frozen for a moment loses no stream.
+AGAIN_S = 0.02  # Before a request is sent again to a leader that does not serve yet.
 PING_TIMEOUTS = 2  # aiohttp waits half as long for the pong: a silent stream ends after three election timeouts.
 MESSAGES = (WSMsgType.BINARY, WSMsgType.TEXT)
 WS_TIMEOUT = ClientWSTimeout(ws_close=CLOSE_TIMEOUT_S)  # pyright: ignore[reportCallIssue]  # it does not read attr.ib
@@ -53,11 +60,19 @@ Socket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """A request sent to a leader, and when that leader was last heard."""
+    """A request or a stream that goes to the leader of an epoch, and when that one was last heard."""
 
     leader: str
-    deadline: asyncio.Timeout
+    epoch: int
+    end: Callable[[], None]
     heard_at: float
+    is_lost: bool = False
+    is_deposed: bool = False
+    """The leader was lost, and another leads."""
+
+
+class _Deposed(QuireError):
+    """This leader was deposed before it answered."""
 
 
 class LeaderHop:
@@ -70,6 +85,7 @@ class LeaderHop:
         self._requests: aiohttp.ClientSession
         self._streams: aiohttp.ClientSession
         self._calls: dict[Call, None] = {}  # In order: which call ends first must not depend on addresses in memory.
+        node.leadership.on_change(self._role_changed)
 
     async def run(self, _app: web.Application) -> AsyncIterator[None]:
         """Keep the connections while the application runs."""
@@ -105,17 +121,64 @@ class LeaderHop:
             for call in self._calls:
                 if call.leader == heard:
                     call.heard_at = now
-                elif now - call.heard_at >= patience_s and not call.deadline.expired():
-                    call.deadline.reschedule(now)
+                elif now - call.heard_at >= patience_s:
+                    call.end()
 
-    async def forward(self, request: web.Request, body: bytes | None, *, writes: bool) -> web.Response | None:
+    def _role_changed(self, role: RoleChanged) -> None:
+        """End the calls to a leader that was lost, once another serves."""
+        leads = role.leader_id if role.serving or role.leader_id != self._node.config.node else None
+        for call in self._calls:
+            if leads is None:
+                call.is_lost |= role.epoch == call.epoch  # In a greater one, it may be handing over.
+            elif leads == call.leader:
+                call.epoch, call.is_lost = role.epoch, False
+            elif call.is_lost:
+                call.is_deposed = True
+                call.end()
+
+    async def forward(
+        self, request: web.Request, body: bytes | None, *, writes: bool, repeats: bool | None = None
+    ) -> web.Response | None:
         """The leader's response; None if this node leads and must answer itself.
+
+        `repeats`: once its leader was deposed, it may be sent to the next; by default, if it does not write.
 
         Raises:
             NotLeader: the request was forwarded already.
             NoLeader, LeaderUnreachable: it was not sent, or it is not a write.
             OutcomeUnknown: it was sent, and no response arrived.
         """
+        deadline = asyncio.get_running_loop().time() + self._node.config.request_timeout_ms / 1000 + CONNECT_TIMEOUT_S
+        try:
+            return await self._ask(request, body, deadline, writes=writes)
+        except _Deposed as deposed:
+            if not (repeats if repeats is not None else not writes):
+                why = "another node leads, and it did not answer before"
+                error = OutcomeUnknown(f"{deposed}: {why}") if writes else LeaderUnreachable(str(deposed), why)
+                raise error from None
+        if writes:
+            request[IN_DOUBT] = True
+        response = await self._ask_next(request, body, deadline, writes=writes)
+        if writes and response is not None and response.status != HTTPStatus.OK:
+            raise OutcomeUnknown(f"the next leader answered {response.status}")
+        return response
+
+    async def _ask_next(
+        self, request: web.Request, body: bytes | None, deadline: float, *, writes: bool
+    ) -> web.Response | None:
+        """What `forward` returns, of the next leader, once it serves. Raises NoLeader, OutcomeUnknown."""
+        while asyncio.get_running_loop().time() < deadline:
+            with suppress(_Deposed, NoLeader, LeaderUnreachable):
+                response = await self._ask(request, body, deadline, writes=writes)
+                if response is None or response.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                    return response
+            await asyncio.sleep(AGAIN_S)
+        raise NoLeader
+
+    async def _ask(
+        self, request: web.Request, body: bytes | None, deadline: float, *, writes: bool
+    ) -> web.Response | None:
+        """Ask the leader of now, until the deadline of the loop's clock. Raises _Deposed, and as `forward`."""
         node = self._node
         if node.leadership.is_leader:
             return None
@@ -125,7 +188,7 @@ class LeaderHop:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s(node))
         try:
             async with (
-                self._deadline(leader),
+                self._call_to(leader, deadline),
                 self._requests.request(
                     request.method,
                     url,
@@ -155,16 +218,33 @@ class LeaderHop:
             raise LeaderUnreachable(leader, reason) from None
 
     @asynccontextmanager
-    async def _deadline(self, leader: str) -> AsyncGenerator[None]:
-        """Raise TimeoutError in the block when the request's time is up, or the leader is given up."""
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(self._node.config.request_timeout_ms / 1000 + CONNECT_TIMEOUT_S) as deadline:
-            call = Call(leader, deadline, loop.time())
-            self._calls[call] = None
+    async def _call_to(self, leader: str, deadline: float) -> AsyncGenerator[None]:
+        """Raise TimeoutError at the deadline, or when the leader is given up; _Deposed if another leads."""
+        timeout = asyncio.timeout_at(deadline)
+
+        def end() -> None:
+            if not timeout.expired():
+                timeout.reschedule(asyncio.get_running_loop().time())
+
+        with self._noted(leader, end) as call:
             try:
-                yield
-            finally:
-                del self._calls[call]
+                async with timeout:
+                    yield
+            except TimeoutError:
+                if call.is_deposed:
+                    raise _Deposed(leader) from None
+                raise
+
+    @contextmanager
+    def _noted(self, leader: str, end: Callable[[], None]) -> Generator[Call]:
+        """A call that is ended when its leader is given up."""
+        role = self._node.leadership.role
+        call = Call(leader, role.epoch, end, asyncio.get_running_loop().time(), is_lost=role.leader_id != leader)
+        self._calls[call] = None
+        try:
+            yield call
+        finally:
+            del self._calls[call]
 
     async def carry(self, request: web.Request, socket: web.WebSocketResponse, slot: OpenStream) -> web.StreamResponse:
         """Carry a stream between a client and the leader; when either end closes, so does the other.
@@ -179,8 +259,9 @@ class LeaderHop:
         credentials, may_open = self._node.credentials, slot.is_allowed
         distrusts = credentials.distrusts
         slot.is_allowed = lambda: may_open() and credentials.distrusts == distrusts  # The leader proves itself anew.
+        deadline = asyncio.get_running_loop().time() + self._node.config.request_timeout_ms / 1000
         try:
-            async with asyncio.timeout(self._node.config.request_timeout_ms / 1000):
+            async with self._call_to(leader, deadline):
                 # No size limit: a message of the leader's is as long as its machine's results are.
                 connected = await self._streams.ws_connect(
                     url,
@@ -197,23 +278,24 @@ class LeaderHop:
             if refusal is None or refusal.status == HTTPStatus.BAD_REQUEST:
                 raise LeaderUnreachable(leader, f"it answered {error.status}") from None
             return refusal
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, _Deposed) as error:
             raise LeaderUnreachable(leader, str(error) or type(error).__name__) from error
         upstream = cast("DialledSocket", connected)
         try:
             async with upstream:
-                await socket.prepare(request)
-                ways: list[asyncio.Task[object]] = [
-                    asyncio.create_task(_pump(socket, upstream, slot.sent)),
-                    asyncio.create_task(_pump(upstream, socket, slot.answered)),
-                    asyncio.create_task(slot.ended.wait()),
-                ]
-                in_order = await done_or_stalled(request, ways, lambda: self._streams_limit.is_over(slot))
+                with self._noted(leader, slot.ended.set) as call:
+                    await socket.prepare(request)
+                    ways: list[asyncio.Task[object]] = [
+                        asyncio.create_task(_pump(socket, upstream, slot.sent)),
+                        asyncio.create_task(_pump(upstream, socket, slot.answered)),
+                        asyncio.create_task(slot.ended.wait()),
+                    ]
+                    in_order = await done_or_stalled(request, ways, lambda: self._streams_limit.is_over(slot))
                 for way in ways:
                     way.cancel()
                 await asyncio.gather(*ways, return_exceptions=True)
                 await close(request, socket)
-                if not in_order:
+                if not in_order or call.is_lost:
                     await _drop(upstream)
         finally:
             upstream.break_cycle()

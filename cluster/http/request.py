@@ -24,6 +24,7 @@ from ..request_id import REQUEST_ID, new_request_id
 REQUEST_ID_CHARACTERS = 64
 REQUEST_ID_KEY = web.RequestKey("request_id", str)
 ANSWER_ID_KEY = web.RequestKey("answer_id", str)  # The id in the response.
+IN_DOUBT = web.RequestKey("in_doubt", bool)  # It is a write that was sent to another leader, without an answer.
 
 FORWARDED = "Quire-Forwarded"  # The node that passed the request on.
 SESSION = "Quire-Session"

@@ -57,6 +57,7 @@ class Leadership:
         self._health = health
         self._linked = linked
         self._lost: Callable[[int, str], None] = lambda *_: None
+        self._on_change: list[Callable[[actions.RoleChanged], None]] = []
         self._is_leaving = False
         self.role = actions.RoleChanged(NodeRole.FORMING, 0, None, False, "")
         self.history: deque[Change] = deque(maxlen=HISTORY_LENGTH)
@@ -223,6 +224,10 @@ class Leadership:
 
     # Events of the core
 
+    def on_change(self, told: Callable[[actions.RoleChanged], None]) -> None:
+        """Have `told` called with each change that the core reports."""
+        self._on_change.append(told)
+
     def role_changed(self, role: actions.RoleChanged) -> None:
         """Record the change; after a lost leadership, uncommitted writes get an unknown outcome."""
         was, self.role = self.role, role
@@ -239,6 +244,8 @@ class Leadership:
             if self._replica is not None:
                 reason = role.reason or f"this node no longer leads epoch {was.epoch}"
                 self._lost(self._replica.core.commit_index, reason)
+        for told in self._on_change:
+            told(role)
 
     def transfer_ended(self, reason: str) -> None:
         """A transfer failed; this node keeps leading."""

@@ -30,17 +30,26 @@ class Relay:
         self.requests: list[bytes] = []
         self.cut: Callable[[bytes], bool] = lambda _request: False
         self.swallow: Callable[[bytes], bool] = lambda _request: False
+        self.deafens: Callable[[bytes], bool] = lambda _request: False
+        self.held: list[bytes] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass one connection on; a request to be cut reaches the node, but its answer does not come back."""
+        """Pass one connection on; a request to be cut reaches the node, but its answer does not come back.
+
+        A swallowed one does not reach it, and `deafens` has the node answer in vain: the connection stays open.
+        """
         upstream_reader, upstream_writer = await asyncio.open_connection(*host_and_port(self.target))
         back = asyncio.create_task(_copy(upstream_reader, writer))
         try:
             while chunk := await reader.read(1 << 16):
                 self.requests.append(chunk.partition(b"\r\n")[0])
-                if self.swallow(chunk):  # The connection goes silent, both ways.
+                if self.swallow(chunk) or self.deafens(chunk):  # The connection goes silent, both ways.
                     back.cancel()
+                    if self.deafens(chunk):
+                        upstream_writer.write(chunk)
+                        await upstream_reader.read(1)
+                    self.held.append(chunk)
                     await asyncio.Event().wait()
                 upstream_writer.write(chunk)
                 if self.cut(chunk):

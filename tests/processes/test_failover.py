@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes.cluster import DEADLINE_S, Cluster, Clusters, Node
+from tests.processes.cluster import DEADLINE_S, POLL_S, Cluster, Clusters, Node
 from tests.processes.data_files import promise_of
 from tests.processes.faulty import Faults
 from tests.processes.recording import recording, rounds
@@ -61,6 +61,23 @@ def test_a_leader_that_is_killed_is_followed_by_another(clusters: Clusters, lock
             assert epoch_of(cluster.elected()) > epoch
             cluster.start_again(killed)
         clients.check(cluster)
+
+
+def test_a_session_s_write_through_a_follower_of_a_frozen_leader_is_answered_by_the_next_one(
+    clusters: Clusters,
+) -> None:
+    cluster = formed(clusters)
+    leader, follower = cluster.leader, cluster.followers[0]
+    json_body = {"Content-Type": "application/json"}
+    session = leader.call("POST", "/sessions", b"{}", json_body).document["session"]
+    headers = {**json_body, "Quire-Session": str(session), "Quire-Sequence": "1"}
+    leader.pause()
+
+    while (reply := follower.call("POST", "/commands", b'{"commands": [["add", 1]]}', headers)).status == 503:
+        time.sleep(POLL_S)  # On a slow machine, this node has given the leader up before.
+
+    assert reply.status == 200, reply
+    leader.resume()
 
 
 @pytest.mark.soak

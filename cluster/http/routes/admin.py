@@ -28,7 +28,7 @@ async def post_transfer(request: web.Request) -> web.StreamResponse:
     if target is not None and target not in (members := node.addresses.all()):
         raise Malformed(f"target {target[:40]!r} is not one of the members ({', '.join(members)})")
     note_call(request, target or "")
-    forwarded = await api.leader.forward(request, body, writes=False)
+    forwarded = await api.leader.forward(request, body, writes=False, repeats=False)
     if forwarded is not None:
         return forwarded
     leader = target if target == node.config.node else await node.leadership.transfer(target)

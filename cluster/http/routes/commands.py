@@ -53,7 +53,7 @@ async def post_commands(request: web.Request) -> web.StreamResponse:
     content_type = content_type_of(request, BODIES)
     limit = api.node.config.max_request_bytes
     body = await read_body(request, limit)
-    forwarded = await api.leader.forward(request, body, writes=True)
+    forwarded = await api.leader.forward(request, body, writes=True, repeats=write_id != NO_SESSION)
     if forwarded is not None:
         return forwarded
     await api.decoding.turn(len(body))

@@ -19,7 +19,7 @@ from ..admission.admission import work_of
 from ..admission.slow_callers import SENDING_COST
 from ..api import API
 from ..bodies import JSON, MSGPACK, NDJSON, OCTETS, answer, content_type_of, decode_records, read_body, size_of
-from ..request import WriteId, integer_of, parameters_of, parse_integer, write_id_of
+from ..request import NO_SESSION, WriteId, integer_of, parameters_of, parse_integer, write_id_of
 from .commands import records_written, write_values, write_within_deadline
 
 BIN_LIMIT_BYTES = 1 << 20  # Raw bytes up to this size are a record of type bin, longer ones a blob.
@@ -40,7 +40,7 @@ async def post_records(request: web.Request) -> web.StreamResponse:
     raw = content_type == OCTETS
     limit = node.config.max_frame_bytes - FRAME_OVERHEAD_BYTES if raw else node.config.max_request_bytes
     body = await read_body(request, limit)
-    forwarded = await api.leader.forward(request, body, writes=True)
+    forwarded = await api.leader.forward(request, body, writes=True, repeats=write_id != NO_SESSION)
     if forwarded is not None:
         return forwarded
     await api.decoding.turn(len(body))
