@@ -66,10 +66,8 @@ from .forks import Sockets, closed, opened
 REFUSED_GRACE_S = 3.0  # A client that nobody served yet waits so long for nodes that are just being started.
 CONNECT_TIMEOUT_S = 1.0
 TLS_CONNECT_TIMEOUT_S = 3.0  # With the handshake, which a node that many dial at once begins after some others.
-READ_ATTEMPT_TIMEOUT_S = 5.0  # Another server can answer a read; a write waits for its own answer.
-WAIT_SHARE = (
-    0.6  # Of an attempt's time, for a record to come: then the server answers, which tells it from a silent one.
-)
+READ_ATTEMPT_TIMEOUT_S = 5.0  # Another server can answer a read; a write waits for its own answer. Doubled each time.
+WAIT_SHARE = 0.6  # Of an attempt's time: after it, a server says that no record came, and so that it is not silent.
 # No attempt starts in the last tenth of a call's time: it would only turn a write into an unknown one.
 LAST_SHARE = 0.1
 UNREACHABLE_FOR_S = 30.0  # How long to avoid a leader's address that cannot be reached, as from another network.
@@ -351,7 +349,9 @@ class Transport:
 
     async def _send_once(self, server: str, attempt: "_Attempt", deadline: float, shown: Shown) -> Reply:
         left = max(0.001, deadline - time.monotonic())
-        total = left if attempt.writes and not attempt.repeatable else min(left, READ_ATTEMPT_TIMEOUT_S)
+        total = left
+        if not attempt.writes or attempt.repeatable:
+            total = min(left, READ_ATTEMPT_TIMEOUT_S * attempt.patience)
         path = f"{attempt.path}&wait_ms={total * WAIT_SHARE * 1000:.0f}" if attempt.awaits_record else attempt.path
         connect = CONNECT_TIMEOUT_S if shown.tls is None else TLS_CONNECT_TIMEOUT_S
         timeout = aiohttp.ClientTimeout(total=total, sock_connect=min(total, connect))
@@ -373,6 +373,7 @@ class Transport:
             self._forget(server)
             raise _unreachable(server, error, shown, min(total, connect)) from None
         except TimeoutError:
+            attempt.patience *= 2
             self._lost(server, attempt)
             raise attempt.unanswered(server, f"did not answer within {total:.3g} s") from None
         except (aiohttp.ClientError, OSError) as error:
@@ -411,6 +412,7 @@ class _Attempt:
     body: bytes | None
     headers: Mapping[str, str]
     awaits_record: bool = False
+    patience: int = 1
     in_doubt: bool = False  # It writes, and was sent and not answered.
 
     def unanswered(self, server: str, what: str) -> NothingWritten | OutcomeUnknown:

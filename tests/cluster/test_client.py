@@ -23,6 +23,7 @@ from quire.cluster.client.attempts import BACKOFF_FIRST_S, BACKOFF_LONGEST_S, RE
 from quire.cluster.http.problems import problem
 from tests.cluster.scripted import LINE, Step, appended, broken, document, foreign, lines, refusing, scripted, silent
 from tests.cluster.turning import late
+from tests.replication.loopback import until
 
 STATE = document({"state": "45", "applied_index": 8, "digest": "00" * 16})
 
@@ -205,6 +206,20 @@ async def test_a_read_goes_to_another_server_if_one_is_silent(monkeypatch: pytes
     monkeypatch.setattr("quire.cluster.client.transport.READ_ATTEMPT_TIMEOUT_S", 0.1)
     async with silent() as address, scripted(STATE) as server, connect([address, server.address]) as cluster:
         assert (await cluster.state()).applied_index == 8
+
+
+async def test_a_read_that_no_server_answers_in_time_gets_twice_as_long_each_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("quire.cluster.client.transport.READ_ATTEMPT_TIMEOUT_S", 0.05)
+    caplog.set_level("DEBUG", "quire.client")
+    async with silent() as address, connect(address) as cluster:
+        reading = asyncio.create_task(cluster.state())
+        await until(lambda: len(caplog.messages) > 2)
+        reading.cancel()
+
+    for seconds, message in zip(("0.05", "0.1", "0.2"), caplog.messages, strict=False):
+        assert f"did not answer within {seconds} s" in message
 
 
 async def test_a_record_that_a_follower_does_not_have_yet_is_read_from_the_leader() -> None:
