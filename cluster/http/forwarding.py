@@ -23,13 +23,12 @@ import structlog
 from aiohttp import ClientWSTimeout, WSMsgType, hdrs, web
 from yarl import URL
 
-from quire import QuireError
 from quire.replication.core.actions import RoleChanged
 from quire.replication.names import Connector
 from quire.replication.net.sockets import DialledSocket, refuse_redirects
 
 from ..config.origins import name_in
-from ..errors import LeaderUnreachable, NoLeader, NotLeader, OutcomeUnknown, Overloaded
+from ..errors import ClusterError, LeaderUnreachable, NoLeader, NotLeader, OutcomeUnknown, Overloaded
 from ..node.components import NodeView
 from ..outgoing import NodeAnswer, send_once, sendable
 from ..request_id import REQUEST_ID, hop_id
@@ -71,7 +70,7 @@ class Call:
     """The leader was lost, and another leads."""
 
 
-class _Deposed(QuireError):
+class _Deposed(ClusterError):
     """This leader was deposed before it answered."""
 
 

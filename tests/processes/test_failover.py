@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes.cluster import DEADLINE_S, POLL_S, Cluster, Clusters, Node
+from tests.processes.cluster import DEADLINE_S, Cluster, Clusters, Node, Reply
 from tests.processes.data_files import promise_of
 from tests.processes.faulty import Faults
 from tests.processes.recording import recording, rounds
@@ -73,10 +73,11 @@ def test_a_session_s_write_through_a_follower_of_a_frozen_leader_is_answered_by_
     headers = {**json_body, "Quire-Session": str(session), "Quire-Sequence": "1"}
     leader.pause()
 
-    while (reply := follower.call("POST", "/commands", b'{"commands": [["add", 1]]}', headers)).status == 503:
-        time.sleep(POLL_S)  # On a slow machine, this node has given the leader up before.
+    def answered() -> Reply | None:
+        reply = follower.call("POST", "/commands", b'{"commands": [["add", 1]]}', headers)
+        return None if reply.status == 503 else reply  # On a slow machine, it has given the leader up before.
 
-    assert reply.status == 200, reply
+    assert cluster.wait_until("a write is answered", answered).status == 200
     leader.resume()
 
 
