@@ -23,7 +23,10 @@ from ..errors import ClusterUnavailable, PipelineError
 from .access import PLAIN, Access, NodeConnection
 
 ATTEMPT_TIMEOUT_S = 5.0
-"""The timeout of one read from a socket; if a node sends nothing for this long, another one is tried."""
+"""The timeout of one read from a socket; if a node sends nothing for this long, another one is tried.
+
+It doubles each time: to compute the answer may take longer.
+"""
 SILENT_FOR_S = 5.0
 """For how long a node that did not answer is only asked last."""
 FIRST_PAUSE_S = 0.02
@@ -53,6 +56,10 @@ class Answer(NamedTuple):
 
 class TryNext(PipelineError):
     """This node does not have the requested data; another may."""
+
+
+class _Late(TryNext):
+    """This node has sent nothing in time."""
 
 
 class Gone(TryNext):
@@ -94,17 +101,19 @@ class Nodes:
             ClusterUnavailable: no node returned it in time.
         """
         deadline = time.monotonic() + self._timeout_s
-        pause = FIRST_PAUSE_S
+        pause, patience_s = FIRST_PAUSE_S, ATTEMPT_TIMEOUT_S
         while True:
             reasons: dict[str, str] = {}
             gone: list[Gone] = []
             refused: list[AnswerRefused] = []
             for server in self._by_silence():
                 try:
-                    return parse(self._ask(server, path, accept, deadline))
+                    return parse(self._ask(server, path, accept, deadline, patience_s))
                 except TryNext as error:
                     reasons[server] = str(error)
-                    if isinstance(error, Gone):
+                    if isinstance(error, _Late):
+                        patience_s *= 2
+                    elif isinstance(error, Gone):
                         gone.append(error)
                     elif isinstance(error, AnswerRefused):
                         refused.append(error)
@@ -128,7 +137,7 @@ class Nodes:
         for server in self.servers:
             if self._silent_until.get(server, 0.0) <= time.monotonic():
                 try:
-                    found[server] = document_of(self._ask(server, path, JSON, deadline))
+                    found[server] = document_of(self._ask(server, path, JSON, deadline, ATTEMPT_TIMEOUT_S))
                 except TryNext:
                     continue  # Others answer instead; if none does, `first` reports why.
         return found or self.first(path, what, lambda answer: {answer.server: document_of(answer)})
@@ -139,25 +148,25 @@ class Nodes:
         Raises:
             TryNext: it does not answer.
         """
-        return self._ask(server, path, JSON, time.monotonic() + self._timeout_s)
+        return self._ask(server, path, JSON, time.monotonic() + self._timeout_s, ATTEMPT_TIMEOUT_S)
 
     def _by_silence(self) -> list[str]:
         now = time.monotonic()
         return sorted(self.servers, key=lambda server: self._silent_until.get(server, 0.0) > now)
 
-    def _ask(self, server: str, path: str, accept: str, deadline: float) -> Answer:
+    def _ask(self, server: str, path: str, accept: str, deadline: float, patience_s: float) -> Answer:
         shown = self._credentials.shown()
         try:
-            return self._ask_as(shown, server, path, accept, deadline)
+            return self._ask_as(shown, server, path, accept, deadline, patience_s)
         except TokenUnknown as error:
             if not self._credentials.renewed(shown):
                 if self._credentials.settling:  # This node may not have read its own file yet.
                     raise TryNext(str(error)) from None
                 raise
-        return self._ask_as(self._credentials.shown(), server, path, accept, deadline)
+        return self._ask_as(self._credentials.shown(), server, path, accept, deadline, patience_s)
 
-    def _ask_as(self, shown: Shown, server: str, path: str, accept: str, deadline: float) -> Answer:
-        timeout = max(0.1, min(ATTEMPT_TIMEOUT_S, deadline - time.monotonic()))
+    def _ask_as(self, shown: Shown, server: str, path: str, accept: str, deadline: float, patience_s: float) -> Answer:
+        timeout = max(0.1, min(patience_s, deadline - time.monotonic()))
         connection = self._connections.pop(server, None)
         if connection is not None and connection.shown is not shown:  # It may have been verified by a CA of the past.
             connection.close()
@@ -173,8 +182,10 @@ class Nodes:
                 raise TryNext(why) from None
             if fresh or isinstance(error, TimeoutError):
                 self._silent_until[server] = time.monotonic() + SILENT_FOR_S
-                raise TryNext(_reason(error)) from error
-            return self._ask_as(shown, server, path, accept, deadline)  # The node may have closed the idle connection.
+                raise (_Late if isinstance(error, TimeoutError) else TryNext)(_reason(error)) from error
+            return self._ask_as(
+                shown, server, path, accept, deadline, patience_s
+            )  # The node may have closed the idle connection.
         self._silent_until.pop(server, None)
         return answer
 

@@ -268,21 +268,47 @@ def test_an_answer_that_comes_twice_is_not_the_answer_to_the_next_request() -> N
         assert [nodes.first(path, "it", lambda answer: answer.body.decode()) for path in paths] == list(paths)
 
 
-def test_a_kept_connection_waits_for_each_answer_as_long_as_its_request_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float | None] = []
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
+    """For how long each request waits for a read."""
+    found: list[float | None] = []
     request = NodeConnection.request
 
     def noted(self: NodeConnection, *arguments: Any, **options: Any) -> None:
         request(self, *arguments, **options)
-        waits.append(self.sock.gettimeout())
+        found.append(self.sock.gettimeout())
 
     monkeypatch.setattr(NodeConnection, "request", noted)
+    return found
+
+
+def test_a_kept_connection_waits_for_each_answer_as_long_as_its_request_may(
+    waits: list[float | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with serving(answers_of()) as server, closing(Nodes([server], 60.0)) as nodes:
         for seconds in (20.0, 40.0, 10.0):
             monkeypatch.setattr(quire.pipeline.origin.nodes, "ATTEMPT_TIMEOUT_S", seconds)
             nodes.first("/status", "it", lambda answer: answer)
 
     assert waits == [20.0, 40.0, 10.0]
+
+
+def test_nodes_of_which_none_answers_in_time_get_twice_as_long_each_time(
+    waits: list[float | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quire.pipeline.origin.nodes, "ATTEMPT_TIMEOUT_S", 0.2)
+    over = threading.Event()
+
+    def told(_asked: dict[str, int]) -> Told:
+        if len(waits) < 3:
+            over.wait()
+        return 200, b""
+
+    with serving({"/status": told}) as server, closing(Nodes([server], 3600.0)) as nodes:
+        nodes.first("/status", "it", lambda answer: answer)
+        over.set()
+
+    assert waits[:3] == [0.2, 0.4, 0.8]
 
 
 def test_a_node_that_says_nothing_is_given_up_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
