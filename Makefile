@@ -92,7 +92,7 @@ soak-histories: dev-environment
 	$(BIN)/python -m quire.cluster.simulator --other-code --seeds 0:1000 --jobs $(or $(JOBS),2)
 	$(BIN)/python -m quire.cluster.simulator --soak $(or $(FROM),1000000) --jobs $(or $(JOBS),2)
 
-bench: dev-environment ## compare with etcd, NATS and Kafka: 40 minutes; BENCH=quick takes 8 (ARGS=...: more flags)
+bench: dev-environment ## compare with etcd, NATS and Kafka: an hour; BENCH=quick takes 15 minutes (ARGS=...: more flags)
 	@tests/setup/go_tools.sh etcd nats-server load >&2
 	@tests/setup/kafka.sh >&2
 	@$(BIN)/python -m benchmarks.compare $(if $(filter quick,$(BENCH)),--quick) $(ARGS)

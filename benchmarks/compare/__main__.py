@@ -6,7 +6,7 @@
 All systems run at the same time, on the same disk, and one at a time is under load; the page says what the others take
 meanwhile. One load generator, benchmarks/load, drives all of them. Compare only within one run: a machine's speed
 changes. In quire's machine `kv` and in etcd, a value is a put to one of 1,000 keys; in NATS, a message of a stream; in
-Kafka, a record of a topic with one partition.
+Kafka, a record of a topic with one partition. At the end, each but Kafka loses its leader (`failovers.py`).
 """
 
 import argparse
@@ -24,6 +24,7 @@ import psutil
 import uvloop
 from rich.console import Console
 
+from . import cutting, failovers
 from .report import Result, page
 from .slices import QUICK_ROWS, ROWS, Row, idle_percent, take_turns
 from .systems import Etcd, Kafka, Nats, Quire, System, SystemFailed
@@ -40,10 +41,12 @@ class Pace(NamedTuple):
     rows: Sequence[Row]
     slices: int
     seconds: float
+    failovers: int
+    """How often each system loses its leader in each way."""
 
 
-QUICK = Pace(QUICK_ROWS, 4, 1.0)
-FULL = Pace(ROWS, 10, 2.0)
+QUICK = Pace(QUICK_ROWS, 4, 1.0, 3)
+FULL = Pace(ROWS, 10, 2.0, 10)
 
 
 PROGRAMS = ((Etcd, "bin/etcd"), (Nats, "bin/nats-server"), (Kafka, "kafka"))
@@ -65,6 +68,7 @@ async def compare(folder: Path, names: Sequence[str], pace: Pace, told: Console)
     """The page, and the results that are in its table. The nodes' data is below `folder`."""
     systems = list(_systems(folder, names))
     async with AsyncExitStack() as stack:
+        stack.callback(cutting.remove)
         for system in systems:
             stack.push_async_callback(system.stop)
             await system.start()
@@ -78,18 +82,25 @@ async def compare(folder: Path, names: Sequence[str], pace: Pace, told: Console)
             taken = await take_turns(LOAD, row, systems, pace.slices, pace.seconds)
             results.append(Result(row, taken))
             told.print(f"{number} of {len(pace.rows)}: {row.name}", highlight=False)
-        return page(systems, idle, others, results, folder), results
+        text = page(systems, idle, others, results, folder)
+        if pace.failovers:
+            losing = [system for system in systems if not isinstance(system, Kafka)]
+            lost = await failovers.lose_leaders(LOAD, losing, pace.failovers, told)
+            text = "\n".join([text, "", *failovers.lines_of(lost)])
+        return text, results
 
 
 def main() -> None:
     """Compare, and print the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer rows and slices, in less than ten minutes")
+    parser.add_argument("--quick", action="store_true", help="fewer rows and slices, in a quarter of an hour")
     parser.add_argument("--systems", default=",".join(NAMES), help="some of %(default)s")
     parser.add_argument("--rows", nargs="+", default=[""], metavar="TEXT", help="only rows whose name has such a text")
     parser.add_argument("--json", action="store_true", help="print the slices as JSON")
     arguments = parser.parse_args()
     pace = QUICK if arguments.quick else FULL
+    if not any(text in failovers.NAME for text in arguments.rows):
+        pace = pace._replace(failovers=0)
     rows = [row for row in pace.rows if any(text in row.name for text in arguments.rows)]
     told = Console(stderr=True)
     names = arguments.systems.split(",")

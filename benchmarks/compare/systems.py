@@ -15,6 +15,7 @@ from quire.cluster.client import connect
 from quire.cluster.demo.nodes import NODE_IDS, DemoNodes, free_ports
 
 from ..etcd import member_command
+from .cutting import placed
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
@@ -80,9 +81,25 @@ class System(Protocol):
         """Start the nodes; return when all accept connections."""
         ...
 
+    async def start_node(self, node: str) -> None:
+        """Start one of them, on the data that it has."""
+        ...
+
+    async def kill(self, node: str) -> None:
+        """Send SIGKILL; return when the process has ended."""
+        ...
+
     async def stop(self) -> None:
         """End the nodes."""
         ...
+
+
+class _Placed(DemoNodes):
+    """Nodes of the demo, each of which can be cut off."""
+
+    async def start_node(self, node_id: str) -> None:
+        with placed(f"{Quire.name}-{node_id}"):
+            await super().start_node(node_id)
 
 
 class Quire:
@@ -92,7 +109,7 @@ class Quire:
     settings = f"`{' '.join(QUIRE_FLAGS)}`; fdatasync before a node acknowledges (always)"
 
     def __init__(self, folder: Path) -> None:
-        self.nodes = DemoNodes(folder, flags=dict.fromkeys(NODE_IDS, QUIRE_FLAGS))
+        self.nodes = _Placed(folder, flags=dict.fromkeys(NODE_IDS, QUIRE_FLAGS))
 
     @property
     def servers(self) -> Mapping[str, str]:
@@ -109,6 +126,12 @@ class Quire:
         await self.nodes.start()
         async with connect(self.nodes.servers, timeout_s=READY_TIMEOUT_S) as client:
             await asyncio.gather(*map(client.ready, self.nodes.addresses.values()))
+
+    async def start_node(self, node: str) -> None:
+        await self.nodes.start_node(node)
+
+    async def kill(self, node: str) -> None:
+        await self.nodes.kill(node)
 
     async def leader(self) -> str:
         """The node that leads."""
@@ -147,11 +170,19 @@ class Processes(ABC):
 
     async def start(self) -> None:
         for node in NODE_IDS:
-            with self._output(node).open("ab") as output:
-                self._processes[node] = await asyncio.create_subprocess_exec(
-                    *self.command(node), stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output
-                )
+            await self.start_node(node)
         await asyncio.gather(*map(self._accepts, NODE_IDS))
+
+    async def start_node(self, node: str) -> None:
+        with self._output(node).open("ab") as output, placed(f"{self.name}-{node}"):
+            self._processes[node] = await asyncio.create_subprocess_exec(
+                *self.command(node), stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output
+            )
+
+    async def kill(self, node: str) -> None:
+        process = self._processes.pop(node)
+        process.kill()
+        await process.wait()
 
     async def stop(self) -> None:
         running = [process for process in self._processes.values() if process.returncode is None]

@@ -68,11 +68,15 @@ func main() {
 	size := flag.Int("bytes", 16, "bytes of a value")
 	warm := flag.Duration("warm", 200*time.Millisecond, "warm-up of a slice")
 	length := flag.Duration("slice", time.Second, "length of a slice")
+	watching := flag.Bool("watch", false, "print each answer, and who leads; see watch")
 	printVersion := flag.Bool("version", false, "print the version and exit")
 	flag.Parse()
 	if *printVersion {
 		fmt.Println("load version", version)
 		return
+	}
+	if *watching {
+		watch(*system, parseServers(*named))
 	}
 	work := Work{*clients, *depth, *batch, make([]byte, *size)}
 	_, _ = rand.Read(work.Value) // It cannot fail.
