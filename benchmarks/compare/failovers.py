@@ -201,7 +201,7 @@ async def lose_leaders(
                 async with _watching(system, program) as watch:
                     found[kind, system.name] = [await watch.lose(kind) for _ in range(rounds)]
             except (TimeoutError, subprocess.CalledProcessError) as error:
-                told.print(f"{kind}, {system.name}: left out ({error or 'not whole in time'})", highlight=False)
+                told.print(f"{kind}, {system.name}: left out ({type(error).__name__})", highlight=False)
             else:
                 told.print(f"{kind}, {system.name}: {rounds} times", highlight=False)
     return found
