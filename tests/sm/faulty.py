@@ -1,5 +1,6 @@
 """Machines that replicas could not rely on, each in one way."""
 
+import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -66,6 +67,79 @@ class FillsBeforeItRefuses(Limited):
             if refusal.code == "FULL":
                 self.words.append("")
             raise
+
+
+class Asked(Sound):
+    """Sound, and answers where a word stands, differently on each replica; it refuses the request None."""
+
+    def query(self, request: Any) -> Any:
+        if request not in self.words:
+            raise Refused("UNKNOWN", "the word is not there")
+        return [self.words.index(request), id(self)]
+
+
+class RefusesByHash(Sound):
+    def query(self, request: Any) -> Any:
+        raise Refused("UNKNOWN", f"none of {hash('words')}")
+
+
+class RefusesOnceRestored(Sound):
+    is_restored = False
+
+    def query(self, request: Any) -> Any:
+        if self.is_restored:
+            raise Refused("AWAY", "the words are away")
+        return len(self.words)
+
+    def restore(self, chunks: Iterable[bytes]) -> None:
+        super().restore(chunks)
+        self.is_restored = True
+
+
+class RefusesQueriesByNumber(Sound):
+    def query(self, request: Any) -> Any:
+        raise Refused(4, "no")  # type: ignore[arg-type]
+
+
+class RaisesWhenAsked(Sound):
+    def query(self, request: Any) -> Any:
+        return {"to": 1}[request]
+
+
+class Timed(Sound):
+    """Sound, and answers otherwise by the time since its first word."""
+
+    since: int | None = None
+
+    def apply(self, command: Any, context: Context) -> Any:
+        if self.since is None:
+            self.since = context.timestamp
+        return self.after(context.timestamp - self.since, super().apply(command, context))
+
+    def after(self, elapsed_us: int, count: int) -> Any:
+        return [count, elapsed_us]
+
+    def snapshot(self) -> Iterator[bytes]:
+        yield pack([self.words, self.since])
+
+    def restore(self, chunks: Iterable[bytes]) -> None:
+        content: Any = unpack(b"".join(chunks))
+        self.words, self.since = list(content[0]), content[1]
+
+
+class DrawsAfterAMinute(Timed):
+    def after(self, elapsed_us: int, count: int) -> Any:
+        return random.getrandbits(64) if elapsed_us > 60_000_000 else count
+
+
+class DrawsWithinAMinute(Timed):
+    def after(self, elapsed_us: int, count: int) -> Any:
+        return random.getrandbits(64) if 0 < elapsed_us < 60_000_000 else count
+
+
+class ForgetsTheTime(Timed):
+    def snapshot(self) -> Iterator[bytes]:
+        yield pack([self.words, None])
 
 
 class PassesAnything(Sound):

@@ -48,6 +48,8 @@ def some(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
         ("log", [1, "two", {"three": [3]}], [], []),
         (f"{faulty.__name__}:Sound", WORDS, [1, None], ["how many"]),
         (f"{faulty.__name__}:Limited", WORDS, [1, None], ["how many"]),
+        (f"{faulty.__name__}:Timed", WORDS, [1, None], []),
+        (f"{faulty.__name__}:Asked", WORDS, [1, None], ["to", "how many"]),
     ],
 )
 @pytest.mark.slow
@@ -88,6 +90,19 @@ def test_the_built_in_machines_and_a_sound_one_pass(
         ("Hashes", "in one process and .* in another; look for a clock"),
         ("SnapshotsByHash", "wrote unequal snapshots; look for"),
         ("LooksAtTheClock", "answered '00' in one process and '09' in another"),
+        ("DrawsAfterAMinute", r"command 1, 'be' \(1 day, 0:00:00 after the first\) with \d+, and the original \d+"),
+        ("DrawsWithinAMinute", r"command 1, 'be' \(0:00:01 after the first\) with \d+, and the original \d+"),
+        ("ForgetsTheTime", r"command 6, 'that' \(0:00:06 after the first\) with \[5, 1000000\], .* \[5, 6000000\]"),
+        (
+            "RefusesOnceRestored",
+            "None was refused with AWAY: the words are away by a machine restored .* answered by the",
+        ),
+        (
+            "RefusesByHash",
+            "the query None was refused with UNKNOWN: none of .* in one process and refused with UNKNOWN",
+        ),
+        ("RefusesQueriesByNumber", "the query None was refused with 4, 'no'; code and text must be strings"),
+        ("RaisesWhenAsked", "query raised KeyError: None at the request None; raise Refused for a request without"),
     ],
 )
 @pytest.mark.slow
