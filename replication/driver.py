@@ -7,14 +7,14 @@ It alone appends, truncates and flushes, by `Disk`; what happens it tells the po
 """
 
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Generic, assert_never, cast
 
 from quire.log import Expiry, Flush, LogClosed, LogError, LogReadOnly, NoRoom, ResourcesExhausted, Sync, Tail
 
 from .core import Core, Reason, actions, events
-from .core.membership.changing import NotLeading, Wanted
+from .core.membership.changing import Wanted
 from .core.messages import (
     Ack,
     HeartbeatEcho,
@@ -22,7 +22,7 @@ from .core.messages import (
     Promise,
     Snapshot,
 )
-from .disk import Disk, OwnerT, Write
+from .disk import Disk, OwnerT, Placed, Share, Write
 from .durations import Durations
 from .net.wire import Positions, Shipment
 from .ports import Device, Links, Ports, Streams
@@ -99,10 +99,11 @@ class Driver(Generic[OwnerT]):
             if not self._reminded:
                 self._remind_of_commit()
         except LogError as error:
-            self._forget_what_waits()
             self.log_failed(error)
+            self._refuse_what_waits()
         except Exception as fault:
             self.faulted(fault)
+            self._refuse_what_waits()
             raise
         finally:
             self._stepping = False
@@ -114,36 +115,22 @@ class Driver(Generic[OwnerT]):
             self._device.remind(0, self.pass_on_proposed)
 
     def pass_on_proposed(self) -> None:
-        """Pass the queued writes to the core, as one event; reject them if nothing is done any more."""
-        if not (proposed := tuple(self._proposed)):
-            return
-        self._proposed = []
-        if self.has_ended:
-            for write in proposed:
-                self._ports.writes.rejected(write, Reason.NOT_LEADER)
-        else:
+        """Pass the queued writes to the core, as one event; it rejects them if nothing is done any more."""
+        proposed, self._proposed = tuple(self._proposed), []
+        if proposed:
             self.step(events.Proposed(proposed))
 
     def ask_read(self, read_id: int) -> None:
         """Begin a linearizable read; `ReadEvents.read_ready` follows."""
-        if self.has_ended:
-            self._ports.reads.read_ready(read_id, None)
-        else:
-            self.step(events.ReadRequested(read_id))
+        self.step(events.ReadRequested(read_id))
 
     def transfer(self, target: str | None) -> None:
         """Begin to hand over; `RoleEvents.role_changed` follows, or `transfer_ended`."""
-        if self.has_ended:
-            self._ports.role.transfer_ended("this node has stopped")
-        else:
-            self.step(events.TransferRequested(target))
+        self.step(events.TransferRequested(target))
 
     def change(self, ask_id: int, wanted: Wanted) -> None:
         """Begin the next change of members on the way to what is wanted; `ChangeEvents.change_ended` follows."""
-        if self.has_ended:
-            self._ports.changes.change_ended(ask_id, NotLeading())
-        else:
-            self.step(events.ChangeRequested(ask_id, wanted))
+        self.step(events.ChangeRequested(ask_id, wanted))
 
     def tick(self) -> None:
         """Pass the core the measurements since the last tick, and the time."""
@@ -187,11 +174,18 @@ class Driver(Generic[OwnerT]):
 
     def carry_out_step(self, cause: events.Event | events.AppendResult, step: list[actions.Action]) -> None:
         """The actions of one step of the core. Subclasses check the core after each step here."""
-        for action in step:
-            self._carry_out(action)
+        for at, action in enumerate(step, 1):
+            try:
+                self._carry_out(action)
+            except LogError:
+                for told in step[at:]:  # Whoever is answered by this step waits for that.
+                    if isinstance(told, actions.NodeAction):
+                        self._tell_node(told)
+                raise
 
     def log_failed(self, error: LogError) -> None:
         """The log cannot continue, so this node cannot either."""
+        self._forget_results()
         self.halt(f"{type(error).__name__}: {error}")
 
     def halt(self, reason: str) -> None:
@@ -204,14 +198,25 @@ class Driver(Generic[OwnerT]):
 
         Unlike `halt`, it does not reject waiting writes: how far the step got is unknown, so every outcome is, too.
         """
-        self._forget_what_waits()
+        self._forget_results()
         self.core.abandon(f"a fault of this program: {fault!r}")
         self._ports.health.failed(fault)
+        if (leading := self.core.leading) is not None and leading.waiting:
+            self._in_doubt([cast("Write[OwnerT]", request) for request, _ in leading.waiting])
 
-    def _forget_what_waits(self) -> None:
-        self._events.clear()
+    def _forget_results(self) -> None:
         self._append_results.clear()
         self._to_apply = 0
+
+    def _refuse_what_waits(self) -> None:
+        """The core has halted: it refuses what it was not asked yet."""
+        while self._events:
+            self.handle(self._events.popleft())
+
+    def _in_doubt(self, writes: Sequence[Write[OwnerT]]) -> None:
+        """Tell writes as appended and not committed: perhaps they are, and the halt that follows ends their wait."""
+        index, shares = self._disk.log.tail.index, [Share(write, 0) for write in writes]
+        self._ports.writes.placed(Placed(index, index + 1, self.core.promise.epoch, shares))
 
     @contextmanager
     def _errors_end_node(self) -> Generator[None]:
@@ -385,7 +390,11 @@ class Driver(Generic[OwnerT]):
         self._append_results.append(result)
 
     def _append_writes(self, epoch: int, time: int, writes: tuple[Write[OwnerT], ...]) -> None:
-        appended = self._disk.append_writes(epoch, time, writes)
+        try:
+            appended = self._disk.append_writes(epoch, time, writes)
+        except Exception:
+            self._in_doubt(writes)
+            raise
         for placed in appended.placed:
             self._ports.writes.placed(placed)
         for write, reason in appended.rejected:

@@ -26,7 +26,7 @@ class WriteEvents(Protocol[OwnerT_contra]):
     """What happens to the writes that were proposed here."""
 
     def placed(self, placed: Placed[OwnerT_contra]) -> None:
-        """A frame of writes was appended to this leader's file."""
+        """A frame of writes was appended to this leader's file; or perhaps it was, and the node halts."""
         ...
 
     def rejected(self, write: Write[OwnerT_contra], reason: Reason) -> None:

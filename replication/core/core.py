@@ -62,7 +62,9 @@ class Core:
         `now` is monotonic and `clock` the wall clock, both in microseconds.
         """
         if self.state.halted is not None:
-            return []
+            if isinstance(event, events.LeaderEvent):
+                refuse_not_leading(self.state, event)
+            return self.state.take_actions()
         has_ticked = self._begin_step(now, clock, looks=not isinstance(event, events.LEAVES_LOG))
         if self._dispatch(event) or has_ticked:
             self._advance()
@@ -100,8 +102,7 @@ class Core:
             self._departures.settle()
         if state.halted is not None:
             self._step_down(state.halted)
-        taken, state.actions = state.actions, []
-        return taken
+        return state.take_actions()
 
     # Events
 
@@ -597,4 +598,4 @@ class Core:
 
     def abandon(self, reason: str) -> None:
         """Stop permanently and answer nothing: this program has a bug, so all waiting requests get unknown outcomes."""
-        self.state.halted = reason
+        self.state.halted, self.state.actions = reason, []

@@ -403,7 +403,7 @@ def refuse_not_leading(state: State, event: events.LeaderEvent) -> None:
         case events.ReadRequested(read_id):
             state.act(actions.ReadReady(read_id, None))
         case events.TransferRequested():
-            state.act(actions.TransferEnded("this node does not lead"))
+            state.act(actions.TransferEnded(state.halted or "this node does not lead"))
         case events.ChangeRequested(ask_id):
             state.act(actions.ChangeEnded(ask_id, NotLeading()))
         case events.AckArrived() | events.CrcMismatchArrived() | events.Shipped() | events.ShippingDue():

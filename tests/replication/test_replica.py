@@ -303,7 +303,7 @@ async def test_a_stopped_replica_answers_a_read_a_transfer_and_a_change_of_membe
         await turns(20)
 
         assert node.owner.reads == {7: None}
-        assert node.owner.transfers == ["this node has stopped"]
+        assert node.owner.transfers == ["this node is stopping"]
         assert node.owner.changes == {3: NotLeading()}
 
 
