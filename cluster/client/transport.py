@@ -27,6 +27,7 @@ from quire.log import Value
 from quire.replication.names import Connector, Names
 
 from ..access.client_credentials import ClientCredentials, Shown
+from ..majority import no_majority
 from ..outgoing import OwnAnswer, send_once, sendable
 from ..request_id import REQUEST_ID, new_request_id
 from .attempts import (
@@ -224,12 +225,14 @@ class Transport:
         status = _parse_problem(HTTPStatus.OK, reply.body)
         rows = status.get("members")
         members = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-        voters = {str(row["address"]) for row in members if row.get("role") == "voter" and "address" in row}
-        absent = voters.intersection(failure.causes).difference(answering)
-        if len(absent) * 2 < len(voters) or not voters:
-            return None
-        most, known = len(voters) - len(absent), len(voters.intersection(answering))
-        return f"{'' if most == known else 'at most '}{most} of {len(voters)} answer{'s' * (most == 1)}: no majority"
+        voters = {
+            str(row["address"]): str(row.get("node_id", row["address"]))
+            for row in members
+            if row.get("role") == "voter" and "address" in row
+        }
+        absent = [node for address, node in voters.items() if address in failure.causes and address not in answering]
+        most, known = len(voters) - len(absent), sum(address in voters for address in answering)
+        return no_majority(most, len(voters), absent, is_known=most == known) or None
 
     async def call_once(self, method: str, path: str, body: bytes | None = None) -> Reply:
         """`call` in msgpack, for idempotent requests: asks each server once.

@@ -50,6 +50,29 @@ def test_a_voter_that_hears_a_leader_is_named_with_its_refusal() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("voters", "down", "said"),
+    [
+        (("n1", "n2"), ("n2",), "1 of 2 voters is no majority: start n2"),
+        (("n1", "n2", "n3"), ("n2", "n3"), "1 of 3 voters is no majority: start n2 or n3"),
+        (("n1", "n2", "n3", "n4"), ("n3", "n4"), "2 of 4 voters are no majority: start n3 or n4"),
+        (
+            ("n1", "n2", "n3", "n4", "n5"),
+            ("n2", "n4", "n5", "n3"),
+            "1 of 5 voters is no majority: start 2 of n2, n3, n4, n5",
+        ),
+    ],
+)
+def test_voters_that_are_no_majority_are_counted_and_those_to_start_named(
+    voters: tuple[str, ...], down: tuple[str, ...], said: str
+) -> None:
+    world = world_of(*voters)
+    assert "no majority" not in sentence(world["n1"], {})
+    for node in down:
+        world["n1"].step(events.LinkDown(node))
+    assert said in sentence(world["n1"], {}).split("; ")
+
+
 def test_a_voter_whose_log_is_longer_is_named_so() -> None:
     world = led()
     world.isolate("n3")
@@ -70,7 +93,10 @@ def test_voters_that_would_vote_and_are_too_few_are_named_so() -> None:
     world.start("n1", "n2")
     node = world["n1"]
     world.run_until(lambda: "would vote" in sentence(node, {}))
-    assert sentence(node, {}).startswith("no leader is heard; n2: connected, would vote for this node, holds epoch 0; ")
+    assert sentence(node, {}).startswith(
+        "no leader is heard; 2 of 5 voters are no majority: start n3 or n4 or n5; "
+        "n2: connected, would vote for this node, holds epoch 0; "
+    )
     assert sentence(node, {}).endswith("n5: not reached yet")
 
 

@@ -39,3 +39,24 @@ def test_what_was_not_received_and_what_is_not_applied_have_rows_of_their_own() 
         ["apply_lag", "12,981", "records"],
         ["40.00", "s"],
     ]
+
+
+def digests(*answers: tuple[int, str]) -> list[str]:
+    """The cells of the digests of nodes with these applied_index and digest."""
+    text = StringIO()
+    rows = {
+        f"n{number}": NodeRow("a:1", cast("Status", {"role": "follower", "applied_index": index, "digest": digest}))
+        for number, (index, digest) in enumerate(answers, 1)
+    }
+    Console(width=1000, file=text).print(node_table(rows))
+    shown = text.getvalue()
+    return shown[shown.index("digest") :].split()[1:]
+
+
+def test_digests_at_unequal_indices_have_their_index_and_those_at_one_index_have_none() -> None:
+    assert digests((7, "aa"), (7, "bb")) == ["aa", "bb"]
+    assert digests((7, "aa"), (1_208, "bb")) == ["aa", "bb", "at", "7", "at", "1,208"]
+
+
+def test_before_the_first_command_there_is_no_digest() -> None:
+    assert digests((1, "0" * 32), (1, "0" * 32)) == []

@@ -26,7 +26,7 @@ def test_a_command_names_the_voters_that_are_down_and_a_client_served_before_wai
 
         assert time.monotonic() - began_at < WITHIN_S, ended.stderr
         refuse = f"{second.address} and {third.address} refuse connections"
-        assert f"{leader.address} knows no leader; {refuse}: 1 of 3 answers: no majority" in ended.stderr
+        assert f"{leader.address} knows no leader; {refuse}: 1 of 3 voters is no majority: start" in ended.stderr
         assert ended.code == UNAVAILABLE
 
         waiting = client.submit(["add", 5])

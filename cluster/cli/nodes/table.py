@@ -46,7 +46,8 @@ def node_table(rows: Rows) -> Table:
         add("held", _held)
     if any(row.answer is not None or _state_failure(row) for row in rows.values()):
         add("answer", _answer)
-    add("digest", lambda row: _shown(row, "digest"))
+    applied = {row.status.get("applied_index") for row in rows.values() if row.status is not None}
+    add("digest", lambda row: _digest(row, is_indexed=len(applied) > 1))
     if differing := _differing(rows):
         table.add_row("differs", *(differing.get(node_id, "") for node_id in rows))
     return table
@@ -86,6 +87,14 @@ def _answer(row: NodeRow) -> str:
         is_said = any(reason in row.failure for reason in row.status.get("reasons", ()))
         return "none, see problems" if is_said else escaped(row.failure)
     return _short(printable(row.answer))
+
+
+def _digest(row: NodeRow, *, is_indexed: bool) -> str:
+    """The digest, unless nothing is in it yet; with its index if not all are at one, as unequal ones are right then."""
+    digest = _shown(row, "digest")
+    if not digest.strip("0"):
+        return ""
+    return f"{digest}\nat {_shown(row, 'applied_index')}" if is_indexed else digest
 
 
 def _differing(rows: Rows) -> dict[str, str]:
