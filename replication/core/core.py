@@ -20,7 +20,7 @@ from . import actions, events
 from .belief import EPOCH_REACH, EPOCH_STEP, Reaching, Refusal, highest_epoch, judge, refuses
 from .election import Candidate, answer_pre_vote, answer_vote, refusal
 from .following import Following, log_changed
-from .leading import Leading, refuse_not_leading
+from .leading import Leading, refuse_not_leading, refused_after_halt
 from .members import Members
 from .membership.departing import Departures
 from .messages import (
@@ -62,9 +62,7 @@ class Core:
         `now` is monotonic and `clock` the wall clock, both in microseconds.
         """
         if self.state.halted is not None:
-            if isinstance(event, events.LeaderEvent):
-                refuse_not_leading(self.state, event)
-            return self.state.take_actions()
+            return refused_after_halt(self.state, event)
         has_ticked = self._begin_step(now, clock, looks=not isinstance(event, events.LEAVES_LOG))
         if self._dispatch(event) or has_ticked:
             self._advance()
@@ -102,7 +100,8 @@ class Core:
             self._departures.settle()
         if state.halted is not None:
             self._step_down(state.halted)
-        return state.take_actions()
+        taken, state.actions = state.actions, []
+        return taken
 
     # Events
 

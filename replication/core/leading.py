@@ -410,3 +410,11 @@ def refuse_not_leading(state: State, event: events.LeaderEvent) -> None:
             pass
         case _:
             assert_never(event)
+
+
+def refused_after_halt(state: State, event: events.Event) -> list[actions.Action]:
+    """What a core that has halted does with an event: it refuses what only a leader can do, and nothing else."""
+    if isinstance(event, events.LeaderEvent):
+        refuse_not_leading(state, event)
+    taken, state.actions = state.actions, []
+    return taken

@@ -329,11 +329,6 @@ class State:
         """Request an action from the driver, after earlier ones."""
         self.actions.append(action)
 
-    def take_actions(self) -> list[Action]:
-        """What this step asks for, in order."""
-        taken, self.actions = self.actions, []
-        return taken
-
     def halt(self, reason: str) -> None:
         """Stop permanently: a broken rule is never worked around."""
         if self.halted is None:
