@@ -172,14 +172,17 @@ class Retention:
             return self._log.size
 
     def alarms(self) -> list[str]:
-        """An alarm for each cursor that no longer holds a log that expires, at most MAX_ALARMS."""
+        """An alarm for each cursor that no longer holds a log that expires; those past MAX_ALARMS are counted."""
         if not self._limits.size and not self._limits.age_ms:
             return []
-        return [
+        alarms = [
             f"the cursor {name} no longer holds the log: its consumer has read up to index {index}, and the rest is "
             f"more than the {hold_bytes:,} bytes that it may hold, so records may expire before they are read"
             for name, (index, hold_bytes) in sorted(self._gave_way.items())[:MAX_ALARMS]
         ]
+        if (more := len(self._gave_way) - MAX_ALARMS) > 0:
+            alarms.append(f"{more} more cursors no longer hold the log; `quire cursor list` shows all")
+        return alarms
 
     def due(self) -> Expirable:
         """What would expire now."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from quire.cluster.http.admission.turns import ROWS_IN_TURN
 from quire.cluster.node.tables import cursor_lag, cursors
@@ -409,6 +410,58 @@ async def test_status_and_metrics_show_who_is_furthest_behind(tmp_path: Path) ->
         lags = {line.split()[0]: float(line.split()[1]) for line in metrics.splitlines() if line[0] != "#"}
         later = lags['quire_cursor_lag_seconds{cursor="later"}']
         assert later >= lags['quire_cursor_lag_seconds{cursor="late"}'] > 0.0
+
+
+@pytest.mark.asyncio
+async def test_a_cursor_keeps_its_series_while_it_lags_however_many_are_older_and_the_others_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cursor_lag, "LOOK_S", 3600.0)
+    monkeypatch.setattr(cursor_lag, "MAX_SERIES", 2)
+    async with running_cluster(tmp_path, 1) as cluster:
+        first = (await cluster.commands("n1", ["add", 1]))["index"]
+        await cluster.commands("n1", ["add", 2])
+
+        async def series() -> tuple[set[str], float]:
+            await cluster.nodes["n1"].node.components.cursor_lags.look()
+            metrics = (await cluster.ask("n1", "GET", "/metrics")).body.decode()
+            samples = [sample for family in text_string_to_metric_families(metrics) for sample in family.samples]
+            names = {each.labels["cursor"] for each in samples if each.name == "quire_cursor_lag_seconds"}
+            return names, sum(each.value for each in samples if each.name == "quire_cursors_unlisted")
+
+        await put(cluster, "mail", first + 1)
+        await put(cluster, "level", await end_of(cluster))
+        assert await series() == ({"mail", "level"}, 0)
+        for name in ("older", "oldest"):
+            await put(cluster, name, 0)
+        assert await series() == ({"mail", "older"}, 1)
+        behind = node_status(cluster.nodes["n1"].node)["cursors"]["behind"]
+        assert [row["name"] for row in behind] == ["older", "oldest", "mail"]
+        await put(cluster, "mail", await end_of(cluster))
+        assert await series() == ({"older", "oldest"}, 0)
+
+
+async def test_alarms_of_cursors_beyond_those_that_are_told_singly_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cursor_lag, "LOOK_S", 3600.0)
+    monkeypatch.setattr("quire.cluster.compaction.compaction.EXPIRY_PAUSE_S", 3600.0)
+    async with running_cluster(tmp_path, 1, retention_bytes=1, **SETTINGS) as cluster:
+        node = cluster.nodes["n1"].node
+        for number in range(13):
+            await put(cluster, f"c{number:02}", 0, hold_bytes=1)
+        await written(cluster, 5)
+        await node.components.cursor_lags.look()
+        told = node_status(node)["alarms"]
+        assert len([alarm for alarm in told if "no longer holds the log: its consumer" in alarm]) == 10
+        assert "3 more cursors no longer hold the log; `quire cursor list` shows all" in told
+        for _ in range(2):
+            await snapshot(cluster)
+        await cluster.ask("n1", "POST", "/admin/expire", b"{}", JSON)
+        await node.components.cursor_lags.look()
+        told = node_status(node)["alarms"]
+        assert len([alarm for alarm in told if "records expired before its consumer read them" in alarm]) == 10
+        assert "of 3 more cursors records expired before they were read; `quire cursor list` shows all" in told
 
 
 @pytest.mark.asyncio

@@ -31,8 +31,10 @@ CURSORS_AT_ONCE = 256
 """So many headers are read, and so many cursors are looked at, before the loop gets a turn."""
 RECENT_HEADERS = 4_096
 MAX_RUNS = 10_000
-MAX_SHOWN = 100
-"""Of how many cursors `/status` and the metrics show the lag: of those that are furthest behind."""
+MAX_SERIES = 1_000
+"""Of how many cursors the metrics show the lag; one that has a series keeps it while it lags."""
+MAX_BEHIND = 10
+"""Of how many cursors `/status` shows the lag: of those that are furthest behind."""
 MAX_ALARMS = 10
 UNMEASURED_BYTES = 1 << 62
 """The hold of a cursor that does not give way (`CursorLags.needed` says when)."""
@@ -130,6 +132,9 @@ class CursorLags:
         self._left = HEADERS_AT_ONCE
         self._searching = asyncio.Lock()
         self._shown: list[CursorRead] = []
+        self._furthest: list[CursorRead] = []
+        self.unlisted = 0
+        """How many cursors lagged at the last look and are not `shown`."""
         self._lost: list[CursorRead] = []
 
     @property
@@ -220,30 +225,41 @@ class CursorLags:
         self._measured = cursors
         known = {read.name for read in looked}
         self._places = {name: place for name, place in self._places.items() if name in known}
-        self._shown = sorted(looked, key=_oldest_first)[:MAX_SHOWN]
-        self._lost = [read for read in looked if read.lost][:MAX_ALARMS]
+        self._furthest = heapq.nsmallest(MAX_BEHIND, looked, key=_oldest_first)
+        shown = {read.name for read in self._shown}
+        looked.sort(key=lambda read: (read.since is None, read.name not in shown, *_oldest_first(read)))
+        self._shown = looked[:MAX_SERIES]
+        self.unlisted = sum(read.since is not None for read in looked[MAX_SERIES:])
+        self._lost = sorted(read for read in looked if read.lost)
 
     async def _turn(self) -> None:
         await asyncio.sleep(0)
         self._left = HEADERS_AT_ONCE
 
     def shown(self, clock: int) -> list[tuple[CursorRead, CursorLag]]:
-        """The cursors that are furthest behind, as of the last look, at most MAX_SHOWN."""
-        cursors = self._cursors
-        return [(read, self.lag_of(read, clock)) for read in self._shown if cursors.find(read.name) is not None]
+        """Cursors as of the last look, at most MAX_SERIES: those that lag first, of these those shown before."""
+        return self._with_lag(self._shown, clock)
 
     def behind(self, clock: int) -> list[tuple[CursorRead, CursorLag]]:
-        """Those of `shown` whose consumers have not read all."""
-        return [(read, lag) for read, lag in self.shown(clock) if lag.records]
+        """The cursors that are furthest behind, as of the last look, at most MAX_BEHIND."""
+        return [(read, lag) for read, lag in self._with_lag(self._furthest, clock) if lag.records]
+
+    def _with_lag(self, reads: list[CursorRead], clock: int) -> list[tuple[CursorRead, CursorLag]]:
+        cursors = self._cursors
+        return [(read, self.lag_of(read, clock)) for read in reads if cursors.find(read.name) is not None]
 
     def alarms(self) -> list[str]:
-        """An alarm for each cursor whose consumer lacks records that have expired here, at most MAX_ALARMS."""
+        """An alarm for each cursor whose consumer lacks records that have expired here; past MAX_ALARMS a count."""
         lowest = self._bounds().lowest_index
-        return [
+        alarms = [
             f"the cursor {read.name} is at index {read.index}, and this log begins at {lowest}: up to {read.lost:,} "
             f"records expired before its consumer read them; run it, or `quire cursor delete {shlex.quote(read.name)}`"
-            for read in self._lost
+            for read in self._lost[:MAX_ALARMS]
         ]
+        if (more := len(self._lost) - MAX_ALARMS) > 0:
+            text = f"of {more} more cursors records expired before they were read"
+            alarms.append(f"{text}; `quire cursor list` shows all")
+        return alarms
 
     def _known(self, name: str, cursor: Cursor) -> _Place | None:
         """What was found of a cursor, unless it has moved beyond that, or back."""

@@ -117,8 +117,9 @@ class _NodeCollector(Collector):
             yield from _lags_of_others(status["nodes"])
             text = "1 if another node's digest differs from this leader's at the same index"
             differs = GaugeMetricFamily("quire_node_digest_differs", text, labels=["node"])
-            for node_id, row in status["nodes"].items():
-                differs.add_metric([node_id], float(row["differs"] is not None))
+            differing = self._node.digests.differing
+            for node_id in sorted({*status["nodes"], *differing}):  # Also of a node that this leader has not heard.
+                differs.add_metric([node_id], float(node_id in differing))
             yield differs
             text = "How far a voter's clock is ahead of the time that the clocks of a majority have reached"
             offsets = GaugeMetricFamily("quire_node_clock_offset_seconds", text, labels=["node"])
@@ -196,8 +197,10 @@ def _compaction(snapshots: dict[str, Any], expiry: dict[str, Any]) -> Iterator[M
 
 
 def _cursors(lags: CursorLags, clock: int) -> Iterator[Metric]:
-    """The number of cursors, and the lag of those that are furthest behind."""
+    """The number of cursors, the lag of as many as may have a series, and how many others lag."""
     yield GaugeMetricFamily("quire_cursors", "Cursors in the log", value=len(lags))
+    text = "Cursors that lag and have no series below, as there are too many"
+    yield GaugeMetricFamily("quire_cursors_unlisted", text, value=lags.unlisted)
     shown = lags.shown(clock)
     for unit, text in (
         ("records", "How many indices the first record that a cursor's consumer has not read is below the end"),

@@ -24,7 +24,6 @@ from .awaiting import forming_sentence, no_leader_sentence
 from .fitness import Sentence, fitness_document, sentences, unready_reasons
 
 DOUBT_ADVICE = "restart it, so that it applies the log again; if it still differs, move its data_dir away and rejoin it"
-CURSORS_SHOWN = 10
 CLOCK_ALARM_US = 10_000_000
 """A voter whose clock differs from the majority's by more than this raises an alarm. NTP keeps clocks far closer."""
 
@@ -108,7 +107,7 @@ def _cursors(components: Components, clock: int) -> dict[str, object]:
         "count": len(lags),
         "hold_bytes": cursors.hold_bytes,
         "cursors_hold_bytes": cursors.hold_limit,
-        "behind": cursor_rows(lags.behind(clock)[:CURSORS_SHOWN]),
+        "behind": cursor_rows(lags.behind(clock)),
     }
 
 
