@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
+from quire.cluster.node.digests import Difference
 from quire.cluster.node.views.status import clock_alarms
 from tests.cluster.running import RunningCluster, running_cluster
 
@@ -133,6 +134,14 @@ async def test_every_metric_is_in_the_docs(cluster: RunningCluster) -> None:
             shown[family.name] = row.replace("|  |", "| |")
 
     assert list(shown.values()) == [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+
+
+async def test_a_node_with_another_digest_keeps_its_series_though_this_leader_does_not_hear_it(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    differing = {"n9": Difference(7, bytes(16), b"x" * 16)}
+    monkeypatch.setattr(cluster.nodes["n1"].node.digests, "differing", differing)
+    assert (await samples(cluster, "n1"))["quire_node_digest_differs n9"] == 1
 
 
 async def test_metrics_take_no_parameters(cluster: RunningCluster) -> None:
