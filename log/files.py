@@ -22,6 +22,8 @@ from .errors import DiskFull, FileUnlinked, LogLocked, NotRegularFile, Resources
 from .storage import Directory, Storage
 
 LOCK_NAME = "lock"
+HELD_OPEN = (".nfs", ".fuse_hidden")
+"""How names begin under which NFS and FUSE keep a file that was removed while another program holds it open."""
 FOLDER_MODE, FILE_MODE = 0o750, 0o640
 """Of the folders and files that quire creates for records: only the owner writes, and nobody but the group reads."""
 
@@ -327,7 +329,7 @@ class FileDirectory:
         return self._path
 
     def list(self) -> list[str]:
-        return os.listdir(self._path)
+        return [name for name in os.listdir(self._path) if not name.startswith(HELD_OPEN)]
 
     def create(self, name: str) -> FileStorage:
         return FileStorage(f"{self._path}/{name}", os.O_CREAT | os.O_EXCL, registry=self._files)
@@ -366,7 +368,13 @@ class FileDirectory:
         return ReadOnlyDirectory(f"{self._path}/{name}")
 
     def remove_child(self, name: str) -> None:
-        os.rmdir(f"{self._path}/{name}")
+        path = f"{self._path}/{name}"
+        try:
+            os.rmdir(path)
+        except OSError as error:
+            # Files that another program holds open go when it closes them, and the folder at a later attempt.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or ReadOnlyDirectory(path).list():
+                raise
 
     def lock(self) -> bool:
         if self._lock_descriptor >= 0:

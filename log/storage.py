@@ -59,7 +59,7 @@ class Directory(Protocol):
         ...
 
     def list(self) -> list[str]:
-        """Return the names in it, in any order."""
+        """Return the names in it, in any order, without those of files that were removed and are held open."""
         ...
 
     def create(self, name: str) -> Storage:
@@ -113,7 +113,7 @@ class Directory(Protocol):
         ...
 
     def remove_child(self, name: str) -> None:
-        """Remove an empty folder in this one.
+        """Remove an empty folder in this one; one with files that other programs hold open stays.
 
         Raises:
             FileNotFoundError: it does not exist.

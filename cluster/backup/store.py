@@ -13,7 +13,7 @@ from secrets import token_hex
 from typing import NamedTuple, Protocol
 
 from quire.log import NotRegularFile
-from quire.log.files import make_folder, open_file, open_regular, sync_folder
+from quire.log.files import HELD_OPEN, make_folder, open_file, open_regular, sync_folder
 
 from ..errors import ClusterError
 
@@ -200,6 +200,8 @@ def _files(folder: Path, prefix: str) -> Iterable[tuple[str, Stored]]:
         except FileNotFoundError:
             continue
         for entry in entries:
+            if entry.name.startswith(HELD_OPEN):
+                continue
             if entry.is_dir(follow_symlinks=False):
                 waiting.append((within / entry.name, f"{its_prefix}{entry.name}/"))
                 continue

@@ -32,6 +32,7 @@ from quire.sm import Applier, Owner, Sessions, SnapshotPart, SnapshotStore, Stat
 from quire.sm.snapshots.store import SNAPSHOTS_FOLDER
 
 from .code import CodeRecord, note_start, write_code
+from .file_system import note_held_open
 from .first_start import LOG_FOLDER, MARK_FILE, check_unformatted, set_unfinished_aside
 from .genesis import Genesis, read_genesis, read_genesis_file, write_genesis_file
 from .identity import LOST_VOTER, DataDirRefused, NodeIdentity, read_identity, write_identity
@@ -69,7 +70,9 @@ class DataDir:
             LogError: the log cannot be opened.
         """
         check_volume(path)
-        return cls.open_directory(FileDirectory(path), node_id, options, volume=path)
+        data_dir = cls.open_directory(FileDirectory(path), node_id, options, volume=path)
+        note_held_open(path)
+        return data_dir
 
     @classmethod
     def open_directory(

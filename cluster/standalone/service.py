@@ -35,6 +35,7 @@ from quire.replication.promises import PROMISE_FILE
 
 from ..access.credentials import Credentials
 from ..config.access import INSECURE
+from ..data_dir.file_system import note_held_open
 from ..data_dir.first_start import LOG_FOLDER
 from ..data_dir.genesis import CLUSTER_ID_BYTES
 from ..data_dir.identity import DataDirRefused, NodeIdentity, read_identity, write_identity
@@ -139,10 +140,12 @@ class LogService:
         except LogLocked as error:
             raise DataDirRefused(directory.path, "another process uses it; stop that one or choose another") from error
         try:
-            return open_log(self.config, directory)
+            log = open_log(self.config, directory)
         except BaseException:
             directory.unlock()
             raise
+        note_held_open(directory.path)
+        return log
 
     def _log_alarms(self) -> None:
         known = self._alarms

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from glob import glob
 from pathlib import Path
 
-from quire.log import FileDirectory, Tail
+from quire.log import FileDirectory, ReadOnlyDirectory, Tail
 from quire.log.files import LOCK_NAME, make_folder, open_file, sync_folder
 from quire.sm.snapshots.store import SNAPSHOTS_FOLDER
 
@@ -94,7 +94,8 @@ class ArchiveAppender:
         """Remove files that no line of the manifest names."""
         counted = set() if self._manifest is None else {held.file for held in self._manifest.files}
         top = Path(self.path)
-        for file in [*top.glob("date=*/segment=*/*.parquet"), *top.glob(f"{NEW_FOLDER}/*")]:
+        new = [top / NEW_FOLDER / name for name in ReadOnlyDirectory(top / NEW_FOLDER).list()]
+        for file in [*top.glob("date=*/segment=*/*.parquet"), *new]:
             is_own = file.parent.resolve().is_relative_to(top.resolve())  # And not of a folder that a link leads to.
             if is_own and str(file.relative_to(top)) not in counted:
                 file.unlink()
@@ -109,7 +110,8 @@ def open_archive(path: str) -> Generator[ArchiveAppender]:
         LogLocked: another process has the archive open for appending.
         ArchiveDamaged, ArchiveGap: its manifest is damaged, or has a gap; or there is a link in place of a folder.
     """
-    if os.path.exists(path) and not os.path.isdir(os.path.join(path, OWN_FOLDER)) and os.listdir(path):
+    is_own = not os.path.exists(path) or os.path.isdir(os.path.join(path, OWN_FOLDER))
+    if not is_own and ReadOnlyDirectory(path).list():
         raise OptionRefused("archive", f"{path} holds something other than an archive; name another folder")
     _refuse_links(path, OWN_FOLDERS)
     _refuse_links(path, glob(f"{OWN_SNAPSHOTS}/*", root_dir=path))
