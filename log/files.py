@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import signal
 import stat
 import struct
@@ -313,6 +314,33 @@ def _open_as(descriptor: int) -> str:
     return f"open as /proc/{os.getpid()}/fd/{descriptor}"
 
 
+def _move(old: str, new: str) -> None:
+    """Rename a file or folder. A folder of an overlay's lower layer, which it does not rename, is copied and removed.
+
+    A crash leaves the copy under an unfinished name, or both.
+    """
+    try:
+        os.replace(old, new)
+    except OSError as error:
+        if error.errno != errno.EXDEV or not os.path.isdir(old):
+            raise
+        unfinished = f"{new}.new"
+        make_folder(Path(unfinished))
+        for name in os.listdir(old):
+            _copy(f"{old}/{name}", f"{unfinished}/{name}")
+        sync_folder(unfinished)
+        os.replace(unfinished, new)
+        sync_folder(os.path.dirname(new))
+        shutil.rmtree(old)
+
+
+def _copy(source: str, target: str) -> None:
+    with open(open_regular(source), "rb") as file, open(target, "wb", opener=open_file) as copy:
+        shutil.copyfileobj(file, copy)
+        copy.flush()
+        os.fdatasync(copy.fileno())
+
+
 class FileDirectory:
     """A folder of a file system, created if it does not exist."""
 
@@ -341,7 +369,7 @@ class FileDirectory:
         old, new = f"{self._path}/{source}", f"{self._path}/{target}"
         for file in list(self._files):
             file.removed(new)  # Before it loses its name: a sync in another thread must not report it as lost.
-        os.replace(old, new)
+        _move(old, new)
         for file in list(self._files):
             file.renamed(old, new)
 
@@ -349,7 +377,7 @@ class FileDirectory:
         path = f"{self._path}/{source}"
         for file in list(self._files):
             file.removed(path)
-        os.rename(path, f"{folder.path}/{target}")
+        _move(path, f"{folder.path}/{target}")
 
     def remove(self, name: str) -> None:
         path = f"{self._path}/{name}"

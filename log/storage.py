@@ -81,7 +81,10 @@ class Directory(Protocol):
         ...
 
     def rename(self, source: str, target: str) -> None:
-        """Rename the file or folder `source` to `target`; a file replaces a file of that name."""
+        """Rename the file or folder `source` to `target`; a file replaces a file of that name.
+
+        A folder that the file system does not rename is copied, and then removed.
+        """
         ...
 
     def move(self, source: str, folder: Directory, target: str) -> None:
