@@ -19,6 +19,9 @@ import pytest
 import structlog
 from hypothesis import settings
 
+from quire.cluster.data_dir import file_system
+from tests.tuned import no_mount
+
 TESTS = Path(__file__).resolve().parent
 
 # Cheap and telling first, those that start processes last. Folders that are not named run in between.
@@ -49,6 +52,9 @@ for variable in ("CI", "BUILD_NUMBER"):
 # on a busy machine: long enough for a node in this process to miss an election timeout.
 PLAIN = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
 structlog.configure(processors=[*structlog.get_config()["processors"][:-1], PLAIN])
+
+
+file_system.mount_of = no_mount
 
 
 @pytest.hookimpl(tryfirst=True)  # Before pytest chooses by marks.

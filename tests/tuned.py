@@ -7,10 +7,12 @@ runs `quire` with the constants that are named; each is a class variable or prop
 """
 
 import sys
+from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.config.settings import Settings
+from quire.cluster.data_dir import file_system
 from quire.cluster.standalone.config import StandaloneConfig
 
 FLAG = "--tuned"
@@ -28,6 +30,12 @@ def tuned(model: type[Model], **values: Any) -> Model:
     made = kind(model.__name__, (model,), space)(**values) if constants else model(**values)
     assert isinstance(made, model)
     return made
+
+
+def no_mount(path: str | Path) -> file_system.Mount | None:
+    """What stands for `mount_of`: where a test has its folders, in memory perhaps, is no alarm."""
+    del path
+    return None
 
 
 def flags(**constants: int) -> tuple[str, ...]:
@@ -49,6 +57,7 @@ def main() -> NoReturn:
         for model in models:
             setattr(model, name, int(value))
     sys.argv = kept
+    file_system.mount_of = no_mount
     from quire.cluster.cli.main import main as quire
 
     quire()

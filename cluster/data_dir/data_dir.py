@@ -32,7 +32,7 @@ from quire.sm import Applier, Owner, Sessions, SnapshotPart, SnapshotStore, Stat
 from quire.sm.snapshots.store import SNAPSHOTS_FOLDER
 
 from .code import CodeRecord, note_start, write_code
-from .file_system import note_held_open
+from .file_system import file_system_alarms, note_held_open
 from .first_start import LOG_FOLDER, MARK_FILE, check_unformatted, set_unfinished_aside
 from .genesis import Genesis, read_genesis, read_genesis_file, write_genesis_file
 from .identity import LOST_VOTER, DataDirRefused, NodeIdentity, read_identity, write_identity
@@ -59,6 +59,8 @@ class DataDir:
         self.snapshots: SnapshotStore
         self.witnesses: Witnesses | None = None
         """Set once all files were compared with them."""
+        self.alarms: list[str] = []
+        """What its file system does not do that a node relies on."""
         self._genesis = b""
 
     @classmethod
@@ -71,6 +73,7 @@ class DataDir:
         """
         check_volume(path)
         data_dir = cls.open_directory(FileDirectory(path), node_id, options, volume=path)
+        data_dir.alarms = file_system_alarms(path)
         note_held_open(path)
         return data_dir
 

@@ -1,7 +1,9 @@
-"""What is told at start about the file system of a data directory."""
+"""What is told at start about the file system of a data directory: what quire relies on, and this one does not do."""
 
 import os
+from collections.abc import Collection
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
@@ -10,6 +12,65 @@ from quire.log.files import HELD_OPEN
 logger = structlog.get_logger(__name__)
 
 SHOWN = 5
+IN_MEMORY = frozenset({"tmpfs", "ramfs"})
+NO_FLUSH = frozenset({"nobarrier", "volatile", "fsync=volatile"})
+"""Options of ext4 and btrfs, and of overlay as older and newer kernels list it, with which a sync is none."""
+
+
+class Mount(NamedTuple):
+    """What a path is mounted from: the kind of file system, and its options with those of the mount."""
+
+    kind: str
+    options: frozenset[str]
+
+
+def mount_of(path: str | Path) -> Mount | None:
+    """The mount that `path`, a folder, is on; None if that is unknown, as where there is no /proc."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            opened = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+        finally:
+            os.close(descriptor)
+        mounts = Path("/proc/self/mountinfo").read_text()
+    except OSError:
+        return None
+    number = dict(line.split(":\t", 1) for line in opened.splitlines() if ":\t" in line).get("mnt_id")
+    return next((mount_of_line(line) for line in mounts.splitlines() if line.partition(" ")[0] == number), None)
+
+
+def mount_of_line(line: str) -> Mount:
+    """A line of mountinfo (see proc_pid_mountinfo(5))."""
+    of_mount, _, of_file_system = line.partition(" - ")
+    kind, _, options = of_file_system.split(" ", 2)
+    return Mount(kind, frozenset((*of_mount.split(" ")[5].split(","), *options.split(","))))
+
+
+def file_system_alarms(path: str | Path) -> list[str]:
+    """A sentence for each thing that a data directory's file system does not do, with what to do. Blocks."""
+    mount = mount_of(path)
+    return [] if mount is None else alarms_of(mount, path)
+
+
+def alarms_of(mount: Mount, path: str | Path) -> list[str]:
+    """`file_system_alarms`, given the mount."""
+    kind, options = mount
+    found = []
+    if kind in IN_MEMORY:
+        found.append(f"is on {kind}, in memory: what this node acknowledges is gone when the machine restarts; move it")
+    if lax := sorted(options & NO_FLUSH):
+        lost = "what this node acknowledges may be lost with the machine's power"
+        found.append(f"is mounted with {lax[0]}, so that nothing is flushed: {lost}; mount it without")
+    if kind.startswith("nfs") and not _reserves_room(kind, options):
+        found.append(
+            "is on NFS below version 4.2, which reserves no room: a full server fails a flush, and this node halts; "
+            "mount it with vers=4.2"
+        )
+    return [f"data_dir {path} {sentence}" for sentence in found]
+
+
+def _reserves_room(kind: str, options: Collection[str]) -> bool:
+    return kind == "nfs4" and "vers=4.2" in options
 
 
 def note_held_open(path: str | Path) -> None:

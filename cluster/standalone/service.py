@@ -35,7 +35,7 @@ from quire.replication.promises import PROMISE_FILE
 
 from ..access.credentials import Credentials
 from ..config.access import INSECURE
-from ..data_dir.file_system import note_held_open
+from ..data_dir.file_system import file_system_alarms, note_held_open
 from ..data_dir.first_start import LOG_FOLDER
 from ..data_dir.genesis import CLUSTER_ID_BYTES
 from ..data_dir.identity import DataDirRefused, NodeIdentity, read_identity, write_identity
@@ -112,6 +112,7 @@ class LogService:
         self.credentials = Credentials(config.credential_files)
         """Its certificate, and the tokens of its callers."""
         self._alarms: list[str] = []
+        self._of_disk: list[str] = []
         self.ended = asyncio.Event()
         """Set when the log has failed and cannot continue."""
         self.log: Log
@@ -130,6 +131,7 @@ class LogService:
         self.credentials.on_change(self._log_alarms)
         self._log_alarms()
         self.log = await asyncio.to_thread(self._open)
+        self._log_alarms()
         self._flusher = GroupFlusher(self.log)
         self._tasks = [asyncio.create_task(self._sync_marks()), asyncio.create_task(self._expire())]
 
@@ -144,12 +146,13 @@ class LogService:
         except BaseException:
             directory.unlock()
             raise
+        self._of_disk = file_system_alarms(directory.path)
         note_held_open(directory.path)
         return log
 
     def _log_alarms(self) -> None:
         known = self._alarms
-        self._alarms = [*([INSECURE] if self.config.insecure else []), *self.credentials.alarms()]
+        self._alarms = [*([INSECURE] if self.config.insecure else []), *self._of_disk, *self.credentials.alarms()]
         for text in self._alarms:
             if text not in known:
                 logger.warning("alarm", alarm=text)

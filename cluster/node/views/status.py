@@ -198,7 +198,8 @@ def standing_alarms(node: NodeView) -> list[str]:
         f"this node listens on {config.listen}, but others dial it at {address}, its address in members; correct "
         f"--listen, or run `{move}`, unless something forwards one to the other"
     )
-    known = [*trust_alarms(node), *([] if may_serve(config.listen, address) else [misplaced])]
+    of_disk = [] if node.resources is None else node.resources.data_dir.alarms
+    known = [*trust_alarms(node), *of_disk, *([] if may_serve(config.listen, address) else [misplaced])]
     if components is None:
         return known
     ignored = ignored_settings(components.genesis, config)
