@@ -2,7 +2,7 @@
 # servers in .cache and a Java for Spark. Install only Python 3.11 or newer, make and git beforehand.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compose-demo check test test-all test-rest tidy soak soak-log soak-processes soak-retriers soak-workers soak-lasting soak-overload soak-reads soak-hostile soak-hellos soak-messages soak-mutated soak-pipeline soak-faults soak-members soak-histories bench bench-commits lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment go-tools java filesystems
+.PHONY: help demo compose-demo check test test-all test-rest tidy soak soak-log soak-processes soak-retriers soak-workers soak-lasting soak-overload soak-reads soak-hostile soak-hellos soak-messages soak-mutated soak-pipeline soak-faults soak-members soak-filesystems soak-histories bench bench-commits lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment go-tools java filesystems
 
 BIN := .venv/bin
 
@@ -41,7 +41,7 @@ test-all: dev-environment go-tools java filesystems ## every test there is
 test-rest: dev-environment go-tools java filesystems ## what test-all runs and test does not
 	$(RUN_TESTS) -m full
 
-soak: soak-log soak-processes soak-retriers soak-workers soak-lasting soak-overload soak-reads soak-hostile soak-hellos soak-messages soak-mutated soak-pipeline soak-faults soak-members soak-histories ## long runs of the tests; the last goes on until a rule breaks (FROM=seed, JOBS=processes)
+soak: soak-log soak-processes soak-retriers soak-workers soak-lasting soak-overload soak-reads soak-hostile soak-hellos soak-messages soak-mutated soak-pipeline soak-faults soak-members soak-filesystems soak-histories ## long runs of the tests; the last goes on until a rule breaks (FROM=seed, JOBS=processes)
 
 soak-log: dev-environment
 	$(BIN)/python -m tests.log $(ARGS)
@@ -86,6 +86,9 @@ soak-faults: dev-environment go-tools
 
 soak-members: dev-environment
 	$(BIN)/python -m quire.cluster.simulator --members --histories $(or $(HISTORIES),2000) --jobs $(or $(JOBS),2)
+
+soak-filesystems: dev-environment filesystems
+	$(BIN)/python -m tests.filesystems $(ARGS)
 
 soak-histories: dev-environment
 	$(BIN)/python -m quire.cluster.simulator --stranger --seeds 0:5000 --jobs $(or $(JOBS),2)

@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ MAKE = {
 OTHERS = {
     "f2fs": ("mkfs.f2fs", "-q"),
     "exfat": ("mkfs.exfat",),
+    "exfat-fuse": ("mkfs.exfat",),
     "ntfs-3g": ("mkntfs", "--quick", "--force"),
 }
 ABOVE = {
@@ -52,7 +53,7 @@ def as_root(*command: str | Path) -> str:
 
 
 @contextmanager
-def mounted(kind: str, size_bytes: int, options: Sequence[str] = ()) -> Iterator[Path]:
+def mounted(kind: str, size_bytes: int, options: Sequence[str] = ()) -> Generator[Path]:
     """The mount point of a new file system, unmounted and removed at the end; it belongs to this user.
 
     `kind` is one of KINDS; `options` are those of mount. Raises RuntimeError if this machine has not got it.
@@ -72,7 +73,7 @@ def mounted(kind: str, size_bytes: int, options: Sequence[str] = ()) -> Iterator
             with image.open("wb") as file:
                 file.truncate(size_bytes)
             as_root(*(MAKE | OTHERS)[kind], image)
-            mount = ("ntfs-3g", image, at) if kind == "ntfs-3g" else ("mount", "-o", chosen, image, at)
+            mount = ("mount", "-t", kind, "-o", chosen, image, at)
         with _until_unmounted(at, *mount):
             yield at
     finally:
@@ -80,7 +81,7 @@ def mounted(kind: str, size_bytes: int, options: Sequence[str] = ()) -> Iterator
 
 
 @contextmanager
-def layers(lower: Path, above: Path, at: Path, options: Sequence[str] = ()) -> Iterator[Path]:
+def layers(lower: Path, above: Path, at: Path, options: Sequence[str] = ()) -> Generator[Path]:
     """An overlay at `at` whose lower layer is `lower`; `above` gets what is written."""
     for name in ("upper", "work"):
         (above / name).mkdir()
@@ -90,7 +91,7 @@ def layers(lower: Path, above: Path, at: Path, options: Sequence[str] = ()) -> I
 
 
 @contextmanager
-def _above(kind: str, below: Path, at: Path, options: Sequence[str]) -> Iterator[Path]:
+def _above(kind: str, below: Path, at: Path, options: Sequence[str]) -> Generator[Path]:
     folder, sftp = below / "data", below / "sftp"
     folder.mkdir()
     sftp.write_text(SFTP)
@@ -104,10 +105,10 @@ def _above(kind: str, below: Path, at: Path, options: Sequence[str]) -> Iterator
 
 
 @contextmanager
-def _until_unmounted(at: Path, *mount: str | Path) -> Iterator[None]:
+def _until_unmounted(at: Path, *mount: str | Path) -> Generator[None]:
     as_root(*mount)
     try:
         as_root("chown", f"{os.geteuid()}:{os.getegid()}", at)
         yield
     finally:
-        as_root("umount", at)
+        as_root("umount", "--lazy", at)  # A test that failed may have left it in use.
