@@ -132,10 +132,22 @@ def overwrite_in_place(folder: str) -> None:
     try:
         if not os.listdir(descriptor):
             with suppress(OSError):
-                flags = int.from_bytes(fcntl.ioctl(descriptor, _GET_FLAGS, bytes(8))[:4], "little")
-                fcntl.ioctl(descriptor, _SET_FLAGS, (flags | _NOCOW).to_bytes(8, "little"))
+                fcntl.ioctl(descriptor, _SET_FLAGS, (_flags(descriptor) | _NOCOW).to_bytes(8, "little"))
     finally:
         os.close(descriptor)
+
+
+def is_overwritten_in_place(folder: str | Path) -> bool:
+    """Whether a folder has the flag that `overwrite_in_place` sets. Raises OSError: its file system has none."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return bool(_flags(descriptor) & _NOCOW)
+    finally:
+        os.close(descriptor)
+
+
+def _flags(descriptor: int) -> int:
+    return int.from_bytes(fcntl.ioctl(descriptor, _GET_FLAGS, bytes(8))[:4], "little")
 
 
 def _allocate(descriptor: int, length: int) -> bool:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import structlog
 
-from quire.log.files import HELD_OPEN
+from quire.log.files import HELD_OPEN, is_overwritten_in_place
 
 logger = structlog.get_logger(__name__)
 
@@ -18,10 +18,14 @@ NO_FLUSH = frozenset({"nobarrier", "volatile", "fsync=volatile"})
 
 
 class Mount(NamedTuple):
-    """What a path is mounted from: the kind of file system, and its options with those of the mount."""
+    """What a path is mounted from: the kind of file system, and its options with those of the mount.
+
+    `in_place`: what is overwritten there takes no room. It is a matter of the folder on btrfs.
+    """
 
     kind: str
     options: frozenset[str]
+    in_place: bool = True
 
 
 def mount_of(path: str | Path) -> Mount | None:
@@ -49,12 +53,14 @@ def mount_of_line(line: str) -> Mount:
 def file_system_alarms(path: str | Path) -> list[str]:
     """A sentence for each thing that a data directory's file system does not do, with what to do. Blocks."""
     mount = mount_of(path)
+    if mount is not None and mount.kind == "btrfs":
+        mount = mount._replace(in_place=is_overwritten_in_place(path))
     return [] if mount is None else alarms_of(mount, path)
 
 
 def alarms_of(mount: Mount, path: str | Path) -> list[str]:
     """`file_system_alarms`, given the mount."""
-    kind, options = mount
+    kind, options, in_place = mount
     found = []
     if kind in IN_MEMORY:
         found.append(f"is on {kind}, in memory: what this node acknowledges is gone when the machine restarts; move it")
@@ -65,6 +71,11 @@ def alarms_of(mount: Mount, path: str | Path) -> list[str]:
         found.append(
             "is on NFS below version 4.2, which reserves no room: a full server fails a flush, and this node halts; "
             "mount it with vers=4.2"
+        )
+    if not in_place:
+        found.append(
+            f"is on {kind} and copied on write: a full disk refuses more than new records, also a start; move its files into "
+            "a folder with chattr +C"
         )
     return [f"data_dir {path} {sentence}" for sentence in found]
 

@@ -43,6 +43,15 @@ def test_a_node_where_a_flush_is_none_has_an_alarm(kind: str, option: str, sente
         assert sentence in alarm
 
 
+def test_a_node_whose_files_are_copied_on_write_has_an_alarm() -> None:
+    with mounted("btrfs", SIZE) as path:
+        data_dir = path / "cluster" / "n1"
+        data_dir.mkdir(parents=True)
+        (data_dir / ".nfs1").touch()  # Not empty, and nothing of a node's: too late for the flag.
+        (alarm,) = alarms_on(path)
+        assert "is on btrfs and copied on write: " in alarm
+
+
 @pytest.mark.parametrize("kind", [*MAKE, "overlay"])
 def test_a_node_has_none_elsewhere(kind: str) -> None:
     with mounted(kind, SIZE) as path:
