@@ -10,10 +10,14 @@ The kernel counts by its ticks: of a process that sleeps most of the time it may
 are not taken for one, the loop reads the time every READ_S, too, when other timers wake it anyway.
 
 Once a turn has taken LONG_S, the handler of the signal notes the running functions.
+
+A turn that waits, for a file, a socket or a lock, uses no CPU time. SIGALRM comes BLOCKED_S after a reading: if
+functions run then, and neither SIGCONT nor a lack of CPUs explains it, they block the loop.
 """
 
 import asyncio
 import gc
+import selectors
 import signal
 import time
 from collections.abc import Callable
@@ -31,6 +35,8 @@ PERIOD_S = 0.01
 READ_S = 0.05
 """A multiple of it is when a node's other timers go off."""
 LONG_S = 0.05
+BLOCKED_S = 0.15
+"""The duration from which on a turn that waits is long: longer than an idle loop is between two readings."""
 LOG_INTERVAL_S = 1.0
 READY_INTERVAL_S = 0.25
 NAMED = 2
@@ -42,26 +48,36 @@ journal = structlog.get_logger(__name__)
 
 
 class Turn(NamedTuple):
-    """A turn of the loop: its CPU time and its duration in seconds, and the functions that ran in it, if known."""
+    """A turn of the loop: its CPU time and its duration in seconds, and the functions that ran in it, if known.
+
+    `held_s` is for how long it held the loop: its CPU time, or its duration if it waited.
+    """
 
     cpu_s: float
     wall_s: float
     what: str
+    held_s: float
 
 
 class TurnTimes:
     """The turns of the running loop, from `start` to `stop`."""
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, cpu: Callable[[], float] = time.thread_time
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        cpu: Callable[[], float] = time.thread_time,
+        starved: Callable[[], float] | None = None,
     ) -> None:
-        """`clock` gives seconds, `cpu` the CPU time of the loop's thread in seconds."""
+        """`clock` gives seconds, `cpu` and `starved` the loop's thread's: used CPU time, and waited for a CPU."""
         self.durations = Durations()
         """The CPU time of the turn found by each reading, 0 if no turn was longer than a period."""
-        self.longest = Turn(0.0, 0.0, "")
+        self.blocked = Durations()
+        """The duration of each turn that waited for BLOCKED_S or longer."""
+        self.longest = Turn(0.0, 0.0, "", 0.0)
         """The longest turn since the process became ready."""
-        self._clock, self._cpu = clock, cpu
-        self._at = self._used = 0.0
+        self._clock, self._cpu, self._starved = clock, cpu, starved or starved_s
+        self._at = self._used = self._starved_s = 0.0
+        self._is_blocked = self._was_stopped = False
         self._is_ready: Callable[[], bool] | None = None
         self._next_ready_look = 0.0
         self._unlogged: Turn | None = None
@@ -81,20 +97,29 @@ class TurnTimes:
         self._is_ready, self._after = is_ready, after
         self._loop = asyncio.get_running_loop()
         gc.callbacks.append(self._collecting)
-        self._at, self._used = self._clock(), self._cpu()
-        signal.signal(signal.SIGPROF, self.interrupted)
-        signal.siginterrupt(signal.SIGPROF, False)
+        self._at, self._used, self._starved_s = self._clock(), self._cpu(), self._starved()
+        for number in (signal.SIGPROF, signal.SIGALRM, signal.SIGCONT):
+            signal.signal(number, self.interrupted)
+            signal.siginterrupt(number, False)
         signal.setitimer(signal.ITIMER_PROF, PERIOD_S, PERIOD_S)
         self._reading = asyncio.create_task(self._read(), name="turns")
 
     def stop(self) -> None:
         """Stop measuring: the node is shutting down."""
         signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
         self._reading.cancel()
         gc.callbacks.remove(self._collecting)
 
-    def interrupted(self, _number: int, frame: FrameType | None) -> None:
-        """The handler of the signal: have the loop look after the present turn, and note what runs in a long one."""
+    def interrupted(self, number: int, frame: FrameType | None) -> None:
+        """The handler of the signals: have the loop look after the present turn, and note what runs in a long one."""
+        if number == signal.SIGCONT:
+            self._was_stopped = True
+            return
+        if number == signal.SIGALRM:
+            self._sample = self._sample or what_runs(frame)
+            self._is_blocked = bool(self._sample)
+            return
         if not self._is_due:
             self._is_due = True
             self._loop.call_soon_threadsafe(self._turned)
@@ -113,16 +138,21 @@ class TurnTimes:
 
     def look(self) -> None:
         """Note the CPU time that the loop's thread used since the last reading."""
-        now, used = self._clock(), self._cpu()
+        now, used, starved_s = self._clock(), self._cpu(), self._starved()
         cpu_s, wall_s = max(0.0, used - self._used - PERIOD_S), now - self._at
-        self._at, self._used = now, used
+        waited_s = wall_s - cpu_s - (starved_s - self._starved_s)
+        self._at, self._used, self._starved_s = now, used, starved_s
+        signal.setitimer(signal.ITIMER_REAL, BLOCKED_S)
         self.durations.observe(cpu_s)
-        if cpu_s >= LONG_S:
+        if self._is_blocked and not self._was_stopped and waited_s >= BLOCKED_S:
+            self.blocked.observe(wall_s)
+            self._long(Turn(cpu_s, wall_s, self._sample, wall_s), now)
+        elif cpu_s >= LONG_S:
             what = "the garbage collector" if self._collected_s > cpu_s / 2 else self._sample
-            self._long(Turn(cpu_s, wall_s, what), now)
-        elif self._is_ready is None and cpu_s > self.longest.cpu_s:
-            self.longest = Turn(cpu_s, wall_s, "")
-        self._sample, self._collected_s = "", 0.0
+            self._long(Turn(cpu_s, wall_s, what, cpu_s), now)
+        elif self._is_ready is None and cpu_s > self.longest.held_s:
+            self.longest = Turn(cpu_s, wall_s, "", cpu_s)
+        self._sample, self._collected_s, self._is_blocked, self._was_stopped = "", 0.0, False, False
         if self._is_ready is not None and now >= self._next_ready_look:
             self._next_ready_look = now + READY_INTERVAL_S
             if self._is_ready():
@@ -134,11 +164,11 @@ class TurnTimes:
         if self._is_ready is not None:
             journal.info("long turn at the start", **_shown(turn))
             return
-        if turn.cpu_s > self.longest.cpu_s:
+        if turn.held_s > self.longest.held_s:
             self.longest = turn
         if now - self._logged_at >= LOG_INTERVAL_S:
             self._log(turn, now)
-        elif self._unlogged is None or turn.cpu_s > self._unlogged.cpu_s:
+        elif self._unlogged is None or turn.held_s > self._unlogged.held_s:
             self._unlogged = turn
 
     def _log(self, turn: Turn, now: float) -> None:
@@ -152,9 +182,22 @@ class TurnTimes:
             self._collected_s += self._cpu() - self._collecting_since
 
 
+def starved_s() -> float:
+    """For how long this thread was ready and got no CPU, in seconds; 0 if the kernel does not tell."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
 def what_runs(frame: FrameType | None) -> str:
-    """The innermost function and quire's functions that led to it, outermost first; at most NAMED from each end."""
+    """The innermost function and quire's functions that led to it, outermost first; at most NAMED from each end.
+
+    Empty if the loop waits for what comes next.
+    """
     found: list[str] = []
+    if frame is not None and frame.f_code.co_filename == selectors.__file__:
+        return ""
     while frame is not None and frame.f_code.co_filename != asyncio.runners.__file__:
         code = frame.f_code
         if not found or code.co_filename.startswith(ROOT):

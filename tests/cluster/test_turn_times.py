@@ -4,13 +4,15 @@ import asyncio
 import gc
 import inspect
 import signal
+import threading
 import time
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from quire.cluster.node.turn_times import LOG_INTERVAL_S, LONG_S, PERIOD_S, READ_S, TurnTimes, what_runs
+from quire.cluster.node import turn_times
+from quire.cluster.node.turn_times import BLOCKED_S, LOG_INTERVAL_S, LONG_S, PERIOD_S, READ_S, TurnTimes, what_runs
 from quire.replication import next_tick
 
 
@@ -20,9 +22,10 @@ class Clocks:
     def __init__(self) -> None:
         self.now = 100.0
         self.used = 5.0
+        self.starved = 7.0
 
     def turns(self, *, ready: bool = True) -> TurnTimes:
-        turns = TurnTimes(lambda: self.now, lambda: self.used)
+        turns = TurnTimes(lambda: self.now, lambda: self.used, lambda: self.starved)
         turns.start(lambda: ready)
         self.passes(turns, PERIOD_S, 0.0)
         return turns
@@ -91,6 +94,67 @@ async def test_many_short_turns_that_no_signal_tells_of_are_no_long_one() -> Non
             await next_tick(READ_S)
         turns.look()
         assert turns.longest.cpu_s < LONG_S / 2
+    finally:
+        turns.stop()
+
+
+@pytest.mark.asyncio
+async def test_a_turn_that_waits_is_told_by_its_duration_unless_the_process_got_no_processor_or_was_stopped() -> None:
+    clocks, entries = Clocks(), list[Any]()
+    turns = clocks.turns()
+    try:
+        with capture_logs() as entries:
+            turns.interrupted(signal.SIGALRM, inspect.currentframe())
+            clocks.starved += 2.95
+            clocks.passes(turns, 3.0, 0.0)
+            turns.interrupted(signal.SIGALRM, inspect.currentframe())
+            turns.interrupted(signal.SIGCONT, inspect.currentframe())
+            clocks.passes(turns, 3.0, 0.0)
+            turns.interrupted(signal.SIGALRM, None)  # Nothing runs: the loop waits, as it should.
+            clocks.passes(turns, 3.0, 0.0)
+            assert (of_turns(entries), turns.blocked.sum_s) == ([], 0.0)
+            turns.interrupted(signal.SIGALRM, inspect.currentframe())
+            clocks.passes(turns, 3.0, 0.001)
+        [entry] = of_turns(entries)
+        assert (entry["cpu_ms"], entry["wall_ms"]) == (0, 3000)
+        assert "test_turn_times.test_a_turn_that_waits" in entry["what"]
+        assert turns.blocked.sum_s == turns.longest.held_s == 3.0
+        assert turns.durations.sum_s == 0.0
+    finally:
+        turns.stop()
+
+
+def snooze() -> None:
+    held = threading.Lock()
+    for _ in range(2):
+        held.acquire(timeout=2 * BLOCKED_S)
+
+
+@pytest.mark.asyncio
+async def test_what_a_turn_waited_in_is_found() -> None:
+    turns = TurnTimes()
+    turns.start(lambda: True)
+    try:
+        while not turns.blocked.sum_s:
+            await asyncio.sleep(0)
+            snooze()
+            await next_tick(READ_S)
+        assert "test_turn_times.snooze" in turns.longest.what
+        assert turns.longest.cpu_s < turns.longest.held_s
+    finally:
+        turns.stop()
+
+
+@pytest.mark.asyncio
+async def test_a_loop_that_waits_for_its_callers_is_not_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn_times, "READ_S", 60.0)  # Nothing wakes the loop but the alarm.
+    turns = TurnTimes()
+    turns.start(lambda: True)
+    try:
+        for _ in range(3):
+            await next_tick(2 * BLOCKED_S)
+            turns.look()
+        assert turns.blocked.sum_s == 0.0
     finally:
         turns.stop()
 
