@@ -10,6 +10,7 @@ never split, and its records are consecutive. `log/DESIGN.md` has the payloads o
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -61,7 +62,8 @@ class Write(Generic[OwnerT_co]):
     """A client's write: the payload of a frame of its kind, with the smallest array head.
 
     `expected_index`: reject the write unless its first record gets this index. `sequence` is that of its first record
-    in `session`; both are 0 without a session. `owner` is the object that waits for the outcome.
+    in `session`; both are 0 without a session. `owner` is the object that waits for the outcome. For the journal:
+    how long its records were checked, when it was proposed, in monotonic seconds, and the context of its request.
     """
 
     payload: bytes
@@ -70,6 +72,9 @@ class Write(Generic[OwnerT_co]):
     expected_index: int | None = None
     session: int = 0
     sequence: int = 0
+    check_s: float = 0.0
+    proposed_at: float = 0.0
+    context: Context | None = field(default=None, repr=False)
     owner: OwnerT_co = field(kw_only=True, repr=False)
     size: int = field(init=False)
     """The maximum number of bytes that it adds to a frame."""

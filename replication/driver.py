@@ -44,6 +44,7 @@ class Driver(Generic[OwnerT]):
         self.core = core
         self.flush_durations = Durations()
         """How long flushes took, from their start until this thread was notified."""
+        self._flushing_since: int | None = None
         self._disk = disk
         disk.log.segments.elsewhere = lambda block: device.write(block, lambda *_: None)
         self._ports: Ports[OwnerT]
@@ -78,6 +79,11 @@ class Driver(Generic[OwnerT]):
     def has_ended(self) -> bool:
         """Whether it was stopped, or the core has halted: nothing is done any more."""
         return self._stopped or self.core.halted is not None
+
+    @property
+    def flushing_s(self) -> float:
+        """For how long the present flush has run; 0 if none runs."""
+        return 0.0 if self._flushing_since is None else (self._device.now() - self._flushing_since) / 1_000_000
 
     # Events
 
@@ -412,11 +418,13 @@ class Driver(Generic[OwnerT]):
             self.step(events.Flushed())
             return
         running: Flush = flush
-        began = self._device.now()
+        self._flushing_since = self._device.now()
 
         def finish() -> None:
             self._disk.log.end_flush(running)
-            self.flush_durations.observe((self._device.now() - began) / 1_000_000)
+            self.flush_durations.observe(self.flushing_s)
+            self._flushing_since = None
+            self._ports.writes.flushed(self._disk.log.durable_index)
             self.step(events.Flushed())
 
         def fail(error: BaseException) -> None:

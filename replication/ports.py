@@ -33,6 +33,10 @@ class WriteEvents(Protocol[OwnerT_contra]):
         """A write was not appended and never will be."""
         ...
 
+    def flushed(self, durable_index: int) -> None:
+        """Every record below `durable_index` is durable here."""
+        ...
+
     def committed(self, commit_index: int) -> None:
         """Every record below `commit_index` is committed and durable here."""
         ...

@@ -285,12 +285,20 @@ class CursorsStatus(TypedDict):
     behind: list[CursorBehind]
 
 
+class CommandsStatus(TypedDict):
+    """A leader's last seconds: its commands a second, and how long half of them and all but one in 100 took."""
+
+    per_second: float
+    p50_ms: float
+    p99_ms: float
+
+
 class Status(TypedDict):
     """A node's status; `docs/architecture.md` says what the fields mean.
 
     Until a node has joined its cluster, it has only the fields up to `alarms`, and only the name of its machine.
-    `nodes` and `clock_offsets_us` are a leader's, `stream` is a follower's; an older version has neither `cursors` nor
-    `other_histories`.
+    `nodes` and `clock_offsets_us` are a leader's, `stream` is a follower's; an older version has no `cursors`, no
+    `other_histories` and no `commands`.
     """
 
     node_id: str
@@ -333,6 +341,7 @@ class Status(TypedDict):
     fitness: Fitness
     cursors: NotRequired[CursorsStatus]
     other_histories: NotRequired[dict[str, str]]
+    commands: NotRequired[CommandsStatus]
     nodes: NotRequired[dict[str, NodePosition]]
     clock_offsets_us: NotRequired[dict[str, int]]
     stream: NotRequired[Stream]

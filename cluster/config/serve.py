@@ -232,6 +232,17 @@ class ServeConfig(Settings):
         "empty one. Then the leader replaces it: one disk at a time, of each node at most one a day, and only while "
         "all other voters are heard. Without it, `quire members promote` does so.",
     )
+    slow_command_ms: int = Field(
+        default=250,
+        ge=0,
+        le=600_000,
+        description="Commands that take longer are slow: the journal says which, and `quire status` names the part of "
+        "their way that takes as long again and again. 0: neither.",
+    )
+    slow_command_names: bool = Field(
+        default=True,
+        description="Name a slow command in the journal by its first element if that is text, up to 32 bytes of it.",
+    )
     log_format: LogFormat = "console"
 
     @model_validator(mode="after")

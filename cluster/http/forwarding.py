@@ -36,7 +36,7 @@ from .admission.admission import ADMISSION
 from .admission.authorization import caller_of
 from .admission.slow_callers import CLOSE_TIMEOUT_S, PIECE_BYTES, close, done_or_stalled
 from .admission.streams import OpenStream, StreamLimit
-from .request import FORWARDED, HISTORY, IN_DOUBT, REQUEST_ID_KEY, SEQUENCE, SESSION
+from .request import FORWARDED, HISTORY, IN_DOUBT, REQUEST_ID_KEY, SEQUENCE, SESSION, TRACE, trace_of
 
 CONNECT_TIMEOUT_S = 1.0
 CONNECTION_LIMIT = 256  # To the leader, for requests; more of them wait for a connection, within their deadline.
@@ -357,6 +357,8 @@ def hop_headers(node: NodeView, request: web.Request, member: str) -> dict[str, 
     if address is None or name_in(address) is None:
         address = node.config.members.get(member, "")
     headers = {FORWARDED: node.config.node, REQUEST_ID: hop_id(request[REQUEST_ID_KEY]), hdrs.HOST: address}
+    if trace := trace_of(request):
+        headers[TRACE] = trace
     token = request.headers.get(hdrs.AUTHORIZATION)
     return headers if token is None or node.credentials.tls is None else {**headers, hdrs.AUTHORIZATION: token}
 

@@ -32,6 +32,9 @@ SEQUENCE = "Quire-Sequence"
 HISTORY = "Quire-History"  # In hex: that of a session, of a reader's position, or of an answer.
 INDEX_HIGHEST = 2**64 - 1
 
+TRACE = "traceparent"
+"""Of W3C Trace Context. It is logged as the request id is, and passed on to the leader."""
+_TRACE = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _SAFE_ID = re.compile(rf"([A-Za-z0-9._:-]{{1,{REQUEST_ID_CHARACTERS}}})")
 _HOP_ID = re.compile(rf"{_SAFE_ID.pattern}:[0-9a-f]{{1,16}}")
 
@@ -51,7 +54,15 @@ def identify(request: web.BaseRequest) -> str:
     request[REQUEST_ID_KEY], request[ANSWER_ID_KEY] = request_id, answer_id
     if request.path not in PEER_PATHS:
         bind_contextvars(request_id=request_id)
+        if trace := trace_of(request):
+            bind_contextvars(traceparent=trace)
     return request_id
+
+
+def trace_of(request: web.BaseRequest) -> str:
+    """The trace of the caller's that the request is part of; empty if it names none, or not as it should."""
+    trace = request.headers.get(TRACE, "")
+    return trace if _TRACE.fullmatch(trace) else ""
 
 
 def _id_in(given: str, *, is_forwarded: bool) -> re.Match[str] | None:

@@ -26,6 +26,7 @@ from quire.log import Frame, FrameHeader, Kind, Log, LogError, ResourcesExhauste
 from quire.sm import Applied, Applier, ApplyFailed, Execution, Unexecuted, is_quick
 
 from ..errors import NodeStopping
+from .command_times import CommandTimes, Step
 
 T = TypeVar("T")
 
@@ -164,6 +165,13 @@ class Pace:
 
     def __init__(self) -> None:
         self.commands = 16
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a frame."""
+        self.slowest = Step()
+        """Of its steps that took longer than STEP_S."""
+        self._position = 0
 
     def step(self, execution: Execution) -> bool:
         """One step of a frame; return as `Execution.step`."""
@@ -172,8 +180,10 @@ class Pace:
         took_s = time.monotonic() - began
         if took_s > STEP_S:
             self.commands = max(1, int(most * STEP_S / took_s))
+            self.slowest = max(self.slowest, Step(took_s, self._position))
         elif not done and took_s < STEP_S / 2:
             self.commands = min(2 * most, STEP_COMMANDS)
+        self._position += most
         return done
 
 
@@ -218,7 +228,7 @@ class MachineThread:
 class Applying:
     """Applies committed frames up to the index that it was given. Implements `Machine` of `quire.replication.ports`."""
 
-    def __init__(self, log: Log, applier: Applier, visibility: Visibility) -> None:
+    def __init__(self, log: Log, applier: Applier, visibility: Visibility, times: CommandTimes | None = None) -> None:
         """`visibility` wakes the readers that wait for committed records. `connect` follows."""
         self.applier = applier
         self.visibility = visibility
@@ -229,6 +239,8 @@ class Applying:
         self._frames: Iterator[Frame] = iter(())
         self._execution: Execution | None = None
         self._pace = Pace()
+        self._times = CommandTimes() if times is None else times
+        self._began = 0.0  # When the present frame did.
         self._thread: MachineThread | None = None
         self._ended: _Ended | None = None
         self._is_reading = False  # Whether the thread answers reads.
@@ -321,6 +333,11 @@ class Applying:
     def behind_s(self) -> float:
         """For how long the oldest unapplied record has been known to be committed."""
         return time.monotonic() - self._commits[0][1] if self._commits else 0.0
+
+    @property
+    def executing_s(self) -> float:
+        """For how long the machine has executed the present frame; 0 between two."""
+        return 0.0 if self._execution is None else time.monotonic() - self._began
 
     @property
     def unapplied(self) -> int:
@@ -452,6 +469,8 @@ class Applying:
             raw, _ = self._log.read_frames(self.applier.applied_index, APPLY_BYTES, to_index=self._to_index)
             self._frames = cut_frames(raw)
             frame = next(self._frames)
+        self._began = time.monotonic()
+        self._pace.begin()
         self._execution = execution = self.applier.begin(frame)
         if frame.header.kind == Kind.SYSTEM:  # The machine is not involved.
             execution.step(1)
@@ -476,6 +495,7 @@ class Applying:
 
     def _finish(self, execution: Execution) -> None:
         applied = execution.finish()
+        self._times.executed(self.executing_s, self._pace.slowest)
         self._execution = None
         if applied.answered:
             self._unexecuted.add(applied.index, applied.answered)

@@ -265,7 +265,7 @@ class Components:
         disk = Disk(log, data_dir.promises, snapshots=data_dir.snapshots, older_epochs=applier.boundary.epochs)
         options = _replica_options(resources, genesis)
         replica = Replica[Waiter](resources.identity, data_dir.history, disk, options)
-        applying = Applying(log, applier, node.visibility)
+        applying = Applying(log, applier, node.visibility, node.write_counts.times)
         pending = Pending(
             node.write_counts, leadership.not_leader, lambda: log.tail.index, lambda: replica.core.other_code
         )

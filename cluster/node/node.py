@@ -5,6 +5,7 @@ import asyncio
 import structlog
 
 from quire.log import wall_clock
+from quire.replication import next_tick
 from quire.replication.names import Names
 from quire.replication.net.forming import Forming
 from quire.replication.replica import watched_task
@@ -16,6 +17,8 @@ from ..data_dir.genesis import Genesis, read_genesis
 from ..errors import StateUnavailable
 from .addresses import Addresses
 from .applying import Visibility
+from .command_times import LOOK_S as TIMES_LOOK_S
+from .command_times import CommandTimes
 from .components import Components, NodeResources
 from .digests import Difference, Digests
 from .health import Health
@@ -56,7 +59,8 @@ class Node:
         self.addresses = Addresses(config, lambda: None if self.formed is None else self.formed.replica.core.members)
         self.visibility = Visibility()
         self.digests = Digests(self._digest_compared)
-        self.write_counts = WriteCounts()
+        times = CommandTimes(config.slow_command_ms / 1000, names=config.slow_command_names)
+        self.write_counts = WriteCounts(times)
         self.resources: NodeResources | None = None
         self.forming: Forming | None = None
         """The formation of the cluster, while it is in progress."""
@@ -124,8 +128,21 @@ class Node:
         self._watches.append(watched_task(levels, "fitness", self.health.failed))
         looking = components.cursor_lags.look_forever()
         self._watches.append(watched_task(looking, "cursors", self.health.failed))
+        self._watches.append(watched_task(self._look_at_times(components), "times", self.health.failed))
         self._log_standing_alarms()
         journal.info("running", cluster_id=genesis.cluster_id.hex(), bounds=tuple(components.log.bounds))
+
+    async def _look_at_times(self, components: Components) -> None:
+        while True:
+            driver = components.replica.driver
+            self.write_counts.times.look(
+                {
+                    "flush": max(driver.flush_durations.take_longest(), driver.flushing_s),
+                    "majority": components.pending.awaits_majority_s,
+                    "apply": components.applying.executing_s,
+                }
+            )
+            await next_tick(TIMES_LOOK_S)
 
     async def stop(self) -> None:
         """Stop cleanly. Acknowledged writes are durable already; appended, unanswered ones get an unknown outcome.

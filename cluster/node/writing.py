@@ -18,6 +18,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from typing import Any, NamedTuple, Protocol, assert_never
 
 from quire.replication import Durations, Placed, Reason, Write
@@ -37,6 +38,7 @@ from ..errors import (
     WrongIndex,
 )
 from .applying import Applying
+from .command_times import CommandTimes, TimedFrame
 
 OVERLOADED_RETRY_S = 1.0
 TOO_MANY_WAIT = "as many writes wait for the leader's writer as may, as many bytes of them, or one has waited too long"
@@ -122,7 +124,8 @@ class Pending:
         self._not_leader = not_leader
         self._tail_index = tail_index
         self._other_code = other_code
-        self._frames: deque[tuple[Placed[Waiter], float]] = deque()
+        self._frames: deque[TimedFrame[Waiter]] = deque()
+        self._flushes: deque[tuple[int, float]] = deque()  # Since the last commit: durable_index, and when.
         self._committed = 0
         self._ended: str | None = None
 
@@ -131,7 +134,7 @@ class Pending:
 
     def placed(self, placed: Placed[Waiter]) -> None:
         """A frame was appended. This may happen after applying has ended: its writes had already been proposed."""
-        self._frames.append((placed, time.monotonic()))
+        self._frames.append(self._counts.times.placed(placed))
         if self._ended is not None:
             self.lost(0, self._ended)
         self._counts.placed(placed)
@@ -155,12 +158,22 @@ class Pending:
             case _:
                 assert_never(reason)
 
+    def flushed(self, durable_index: int) -> None:
+        """Every record below `durable_index` is durable here."""
+        if self._frames:
+            self._flushes.append((durable_index, time.monotonic()))
+
     def committed(self, commit_index: int) -> None:
         """Answer the writes below `commit_index` that do not wait for results."""
-        for placed, _ in self._frames:
+        now, flushes = time.monotonic(), self._flushes
+        for frame in self._frames:
+            placed = frame.placed
             if placed.next_index > commit_index:
                 break
             if placed.next_index > self._committed:
+                while flushes and flushes[0][0] < placed.next_index:
+                    flushes.popleft()
+                self._counts.times.committed(frame, flushes[0][1] if flushes else now, now)
                 for write, offset in placed.shares:
                     waiter = write.owner
                     if not waiter.applied:
@@ -170,12 +183,13 @@ class Pending:
     def applied(self, applied: Applied) -> None:
         """Answer the writes of an applied frame."""
         frames = self._frames
-        while frames and frames[0][0].index < applied.index:
+        while frames and frames[0].placed.index < applied.index:
             frames.popleft()  # An earlier leadership's, already answered as unknown.
-        if not frames or frames[0][0].index != applied.index:
+        if not frames or frames[0].placed.index != applied.index:
             return
-        placed, placed_at = frames.popleft()
-        self._counts.frame_durations.observe(time.monotonic() - placed_at)
+        frame = frames.popleft()
+        placed = frame.placed
+        self._counts.frame_durations.observe(self._counts.times.answered(frame) - frame.placed_at)
         if other_code := self._other_code():
             # It was appended before this was known. A session's retry gets the reply that the next leader computes.
             _fail_waiting(placed, OutcomeUnknown(other_code))
@@ -184,9 +198,17 @@ class Pending:
 
     def lost(self, commit_index: int, reason: str) -> None:
         """This node no longer leads: writes that are not known to be committed get an unknown outcome."""
-        while self._frames and self._frames[-1][0].next_index > commit_index:
-            for write, _ in self._frames.pop()[0].shares:
+        self._flushes.clear()
+        while self._frames and self._frames[-1].placed.next_index > commit_index:
+            for write, _ in self._frames.pop().placed.shares:
                 write.owner.fail(OutcomeUnknown(reason))
+
+    @property
+    def awaits_majority_s(self) -> float:
+        """For how long the oldest records that are durable here have not been committed; 0 if there are none."""
+        first = next((frame.placed for frame in self._frames if frame.placed.next_index > self._committed), None)
+        flushed = (at for durable_index, at in self._flushes if first and durable_index >= first.next_index)
+        return time.monotonic() - next(flushed, time.monotonic())
 
     def end(self, reason: str) -> None:
         """Applying has ended: every outcome is unknown, including those of frames appended from now on."""
@@ -246,7 +268,8 @@ def _has_between(positions: Sequence[int], start: int, end: int) -> bool:
 class WriteCounts:
     """Counters of this node's write path while it leads. They are plain numbers, so they cost almost nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, times: CommandTimes | None = None) -> None:
+        self.times = CommandTimes() if times is None else times
         self.requests = 0
         self.commands = 0
         self.frames = 0
@@ -320,25 +343,39 @@ class Writing:
         """
         if self.checks_quickly:
             return self.checked(commands)
-        began, most = time.monotonic(), CHECKED_AT_ONCE if hasattr(self._checker, "check_batch") else 1
+        began = turn_began = time.monotonic()
+        most = CHECKED_AT_ONCE if hasattr(self._checker, "check_batch") else 1
         refused: list[RefusalRow] = []
         for first in range(0, len(commands), most):
-            if time.monotonic() - began > CHECK_S:
+            if time.monotonic() - turn_began > CHECK_S:
                 await asyncio.sleep(0)
-                began = time.monotonic()
-            refused += self.checked(commands[first : first + most], first)
+                turn_began = time.monotonic()
+            refused += self._checked(commands[first : first + most], first)
+        self._counts.times.checked(began)
         return refused
+
+    @property
+    def check_s(self) -> float:
+        """How long the last check took."""
+        return self._counts.times.check_s
 
     @property
     def checks_quickly(self) -> bool:
         """Whether commands are checked in one go: the machine is quick."""
         return is_quick(self._checker)
 
-    def checked(self, commands: list[object], first: int = 0) -> list[RefusalRow]:
-        """As `check`, in one go; `first` is the position of the first one.
+    def checked(self, commands: list[object]) -> list[RefusalRow]:
+        """As `check`, in one go.
 
         Raises StateUnavailable, too: this node's code is not a majority's, so its check does not count.
         """
+        began = time.monotonic()
+        refused = self._checked(commands)
+        self._counts.times.checked(began)
+        return refused
+
+    def _checked(self, commands: list[object], first: int = 0) -> list[RefusalRow]:
+        """As `checked`; `first` is the position of the first one."""
         if other_code := self._leadership.other_code:
             raise refused_for(other_code)
         try:
@@ -356,6 +393,7 @@ class Writing:
             Overloaded, LimitExceeded, WrongIndex, DiskFullError: nothing was written.
             OutcomeUnknown: this node lost its leadership first.
         """
+        write.context = copy_context()
         self.propose(write)
         return await write.owner.reply
 
@@ -371,6 +409,7 @@ class Writing:
             raise refusal
         if write.size > self.payload_limit:
             raise LimitExceeded("the frame's payload", write.size, self.payload_limit)
+        write.proposed_at = time.monotonic()
         self._proposals.propose(write)
         self._counts.proposed(write)
 

@@ -86,6 +86,19 @@ async def test_a_failure_is_logged_with_the_id_where_it_happened(cluster: Runnin
 
 
 @EVERYWHERE
+async def test_a_failure_is_logged_with_the_trace_of_its_request_and_of_no_other(
+    cluster: RunningCluster, at: str
+) -> None:
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    with capture_logs(processors=[merge_contextvars]) as lines:
+        for given in ({"traceparent": trace}, {}, {"traceparent": "no trace"}):
+            await cluster.ask(at, "POST", "/commands", commands("check fails"), JSON, given)
+
+    failed = [line for line in lines if line["event"] == "request failed"]
+    assert [line.get("traceparent") for line in failed] == [trace, None, None]
+
+
+@EVERYWHERE
 async def test_a_successful_request_is_not_logged(cluster: RunningCluster, at: str) -> None:
     with capture_logs() as lines:
         await cluster.commands(at, "quiet")

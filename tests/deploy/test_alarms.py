@@ -30,6 +30,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     ),
     "cluster/config/secret_file.py _alarm_of": ("peer_secret_file",),
     "cluster/node/code.py MachineCode.alarms": ("this node ran code", "members run different code of machine"),
+    "cluster/node/command_times.py CommandTimes.alarms": ("commands are slow",),
     "cluster/node/digests.py Difference.alarm": ("their states differ",),
     "cluster/node/health.py Health.alarmed": PASSED_ON,
     "cluster/node/node.py Node._digest_compared": PASSED_ON,

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -183,7 +184,13 @@ class Cluster:
     # Clients
 
     async def ask(
-        self, node_id: str, path: str, document: Any = None, timeout_s: float | None = None, method: str = "POST"
+        self,
+        node_id: str,
+        path: str,
+        document: Any = None,
+        timeout_s: float | None = None,
+        method: str = "POST",
+        headers: Mapping[str, str] | None = None,
     ) -> Answer:
         """Send one document, or a list of them, to one node. Raises ClientError, TimeoutError."""
         url = f"http://{Network.address(self.hosts[node_id].number)}{path}"
@@ -191,8 +198,6 @@ class Cluster:
             data, content_type = b"\n".join(map(orjson.dumps, document)), "application/x-ndjson"
         else:
             data, content_type = b"" if document is None else orjson.dumps(document), "application/json"
-        async with (
-            asyncio.timeout(timeout_s),
-            self.session.request(method, url, data=data, headers={"Content-Type": content_type}) as answer,
-        ):
+        sent = {"Content-Type": content_type, **(headers or {})}
+        async with asyncio.timeout(timeout_s), self.session.request(method, url, data=data, headers=sent) as answer:
             return Answer(answer.status, await answer.read(), dict(answer.headers))

@@ -51,6 +51,9 @@ class Recorder:
     def ports(self) -> Ports[None]:
         return Ports(self, self, self, self, self, self, self)
 
+    def flushed(self, durable_index: int) -> None:
+        pass
+
     def committed(self, commit_index: int) -> None:
         self.commit_index = commit_index
 

@@ -41,6 +41,8 @@ def node_table(rows: Rows) -> Table:
     add("address", lambda row: escaped(row.address))
     for name in (*SHOWN, "log_bytes"):
         add(name, lambda row, name=name: _shown(row, name))  # type: ignore[misc]
+    if any(map(_commands, rows.values())):
+        add("commands", _commands)
     add("snapshot", _newest_snapshot)
     if any(map(_held, rows.values())):
         add("held", _held)
@@ -113,6 +115,14 @@ def _newest_snapshot(row: NodeRow) -> str:
     snapshots = None if row.status is None else row.status.get("snapshots")
     kept = snapshots["kept"] if snapshots else ()
     return f"{kept[-1]['index']:,}\n{escaped(kept[-1]['sha256'][:8])}" if kept else ""
+
+
+def _commands(row: NodeRow) -> str:
+    """How many a leader executed a second lately, and how long half of them and all but one in a hundred took."""
+    commands = None if row.status is None else row.status.get("commands")  # Absent from older versions.
+    if not commands or not commands["per_second"]:
+        return ""
+    return "{per_second:,.1f}/s\np50 {p50_ms:,.1f} ms\np99 {p99_ms:,.1f} ms".format(**commands)
 
 
 def _held(row: NodeRow) -> str:

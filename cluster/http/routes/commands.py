@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from quire.log import pack
+from quire.log import Kind, pack
 from quire.log.json_text import to_json
 from quire.replication import Write
 from quire.sm import SESSION_CODES, Applier, ApplyFailed
@@ -115,13 +115,14 @@ async def write_values(
     """
     components = request.app[API].node.components
     refused = await components.writing.check(values)
+    check_s = components.writing.check_s
     if refused:
         raise CommandsRefused(refused)
     payload, count = pack_records(values, limit), len(values)
     del values  # They take many times as much memory as the payload, and the wait may be long.
     session, sequence = write_id
     waiter = FutureWaiter(applied=applied or session != 0)
-    write = Write(payload, count, expected_index=expected_index, session=session, sequence=sequence, owner=waiter)
+    write = Write(payload, count, Kind.RECORDS, expected_index, session, sequence, check_s, owner=waiter)
     if session and count > (window := components.sessions.window):
         raise LimitExceeded("the number of records under a session", count, window)
     return await write_within_deadline(request, write)

@@ -19,6 +19,7 @@ An idle stream is closed with a handshake (`admission/streams.py`); its client o
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 from functools import partial
 from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_KEEPCNT, TCP_KEEPIDLE, TCP_KEEPINTVL
 from typing import Any, NamedTuple
@@ -133,6 +134,7 @@ class CommandStream:
         self._request = request
         self._socket = socket
         self._session = session
+        self._context = copy_context()  # With the opening's ids.
         self._window = min(components.sessions.window, config.max_commands)
         self._next_sequence: int | None = None
         self._in_flight_messages = 0
@@ -227,7 +229,9 @@ class CommandStream:
         if refused:
             raise CommandsRefused(refused)
         waiter = StreamWaiter(self, sequence, len(commands), len(payload))
-        self._writing.propose(Write(payload, len(commands), session=self._session, sequence=sequence, owner=waiter))
+        write = Write(payload, len(commands), session=self._session, sequence=sequence, owner=waiter)
+        write.check_s, write.context = self._writing.check_s, self._context
+        self._writing.propose(write)
         self._next_sequence = sequence + len(commands)
         self._in_flight_messages += 1
         self._slot.sent()

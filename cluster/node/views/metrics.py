@@ -70,8 +70,10 @@ class _NodeCollector(Collector):
         longest = GaugeMetricFamily(
             "quire_loop_turn_longest_seconds", "The longest turn since the node became ready", labels=["what"]
         )
-        longest.add_metric([self._turns.longest.what], self._turns.longest.cpu_s)
+        longest.add_metric([self._turns.longest.what], self._turns.longest.held_s)
         yield longest
+        text = "Turns of the event loop that waited for 150 ms or longer, by their duration"
+        yield _histogram("quire_loop_blocked_seconds", text, self._turns.blocked)
         text = "Lines for stderr and stdout that were dropped: too many of a kind, or nothing read them"
         yield CounterMetricFamily("quire_journal_dropped", text, value=self._dropped_lines())
         for gauge in self._gauges:
@@ -143,6 +145,13 @@ class _NodeCollector(Collector):
 
     def _write_path(self) -> Iterator[Metric]:
         """The durations of the write path's steps on this node, and its queues."""
+        times = self._node.write_counts.times
+        yield _histogram("quire_write_check_seconds", "The machine's check of a request's commands", times.check)
+        text = "From a frame's first write handed to this leader's writer until it was appended"
+        yield _histogram("quire_write_queue_seconds", text, times.queue)
+        text = "From a frame being durable on this leader until it was committed"
+        yield _histogram("quire_write_majority_seconds", text, times.majority)
+        yield _histogram("quire_apply_seconds", "A frame in the machine", times.apply)
         durations = self._node.write_counts.frame_durations
         yield _histogram("quire_write_frame_seconds", "From a frame's append until it was applied here", durations)
         if (components := self._node.formed) is None:

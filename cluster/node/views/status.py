@@ -11,6 +11,7 @@ from quire import __version__
 from quire.log import Bounds, wall_clock
 from quire.replication import Members, Replica
 from quire.replication.address import may_serve
+from quire.replication.core.fitness import FitnessStatus
 from quire.replication.lag import MICROSECONDS
 from quire.sm import StateRoom
 
@@ -81,16 +82,9 @@ def node_status(node: NodeView) -> dict[str, Any]:
         "other_histories": {node: other.history.hex() for node, other in replica.network.reports.histories.items()},
         "refused_messages": {**status.refused, "nomination": node.leadership.refused_nominations},
         **node.leadership.document(),
+        "commands": node.write_counts.times.document(),
         "fitness": fitness_document(status.fitness, node.config.data_dir),
-        "alarms": alarms(
-            components,
-            node.digests,
-            [
-                *standing_alarms(node),
-                *sentences(status.fitness, node.config.data_dir),
-                *room_alarms(room),
-            ],
-        ),
+        "alarms": alarms(components, node.digests, _of_node(node, status.fitness, room)),
     }
     if status.leader is not None:
         document["nodes"] = _nodes(replica, node.digests, clock)
@@ -98,6 +92,13 @@ def node_status(node: NodeView) -> dict[str, Any]:
     elif (stream := replica.network.reports.stream) is not None:
         document["stream"] = {"from_index": stream.from_index, "received_bytes": stream.received_bytes}
     return document
+
+
+def _of_node(node: NodeView, fitness: FitnessStatus, room: StateRoom) -> list[str]:
+    """The alarms about its configuration, its fitness, its state and its commands."""
+    data_dir = node.config.data_dir
+    slow = node.write_counts.times.alarms(data_dir)
+    return [*standing_alarms(node), *sentences(fitness, data_dir), *room_alarms(room), *slow]
 
 
 def _cursors(components: Components, clock: int) -> dict[str, object]:

@@ -41,6 +41,9 @@ class Writes:
     def rejected(self, write: Write[Proposer], reason: Reason) -> None:
         write.owner.rejected(reason)
 
+    def flushed(self, durable_index: int) -> None:
+        self._pending.flushed(durable_index)
+
     def committed(self, commit_index: int) -> None:
         self._life.checks.commits(self._life.node)
         self._pending.committed(commit_index)

@@ -1,0 +1,206 @@
+"""How long commands take on this node, and in which part of the write path: for metrics, `/status` and the journal.
+
+    check       until the machine has checked a request's commands
+    queue       from there until they are appended to the log
+    flush       until they are durable here
+    majority    until a majority has them, too
+    behind      until the frames before theirs are applied
+    apply       until theirs is applied
+
+A part is slow while it takes longer than the setting `slow_command_ms` again and again; what is `behind` waits for
+another frame's `apply`. A follower has only flushes, of which the driver keeps the times, and `apply`.
+"""
+
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextvars import Context
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Generic, NamedTuple
+
+import structlog
+
+from quire.log import Kind, LogError, decode_values
+from quire.replication import Durations, Placed
+from quire.replication.disk import OwnerT, Share
+
+from ..terminal import escaped
+
+LOOK_S = 1.0
+LOOKS = 10
+"""A part is slow no more after so many looks at which it was not; rates and percentiles are of as many."""
+SLOW_LOOKS = 2
+"""At so many looks a part was slow before that is a problem: one stall is none."""
+NAME_BYTES = 32
+FINE_BOUNDS_S = tuple(0.0001 * 1.1**power for power in range(148))  # Up to two minutes, each a tenth above the last.
+
+ADVICE = {
+    "check": "the machine's check computes or waits for long: `slow command` in the journal names the commands",
+    "queue": "the leader gets more than it can append: write less, or in larger batches",
+    "flush": "find out what else uses the volume of {data_dir}, or replace the disk",
+    "majority": "look at the disks of the other voters, and at the network between the nodes",
+    "apply": "the machine's apply computes or waits for long: `slow command` in the journal names the commands",
+}
+
+journal = structlog.get_logger(__name__)
+
+
+class Step(NamedTuple):
+    """A step of a frame in the machine: its seconds, and the position of its first record."""
+
+    took_s: float = 0.0
+    position: int = 0
+
+
+@dataclass(slots=True)
+class TimedFrame(Generic[OwnerT]):
+    """A frame of writes from its append to its answer; times are seconds of the monotonic clock."""
+
+    placed: Placed[OwnerT]
+    placed_at: float
+    flushed_at: float = 0.0
+    committed_at: float = 0.0
+
+
+@dataclass(slots=True)
+class _Slow:
+    since: float
+    seen: float = 0.0
+    longest_s: float = 0.0
+    looks: int = 0
+
+
+class CommandTimes:
+    """The times of one node's commands. One event loop, except that a machine's thread may make the steps."""
+
+    def __init__(self, slow_s: float = 0.0, *, names: bool = True) -> None:
+        """What takes `slow_s` is slow, 0: nothing is. `names`: whether the journal names commands."""
+        self.check, self.queue, self.majority, self.apply = Durations(), Durations(), Durations(), Durations()
+        self.check_s = 0.0
+        """How long the last check took."""
+        self._whole = Durations(FINE_BOUNDS_S)
+        self._slow_s = slow_s
+        self._names = names
+        self._applied = Step()
+        self._apply_s = 0.0
+        self._slow: dict[str, _Slow] = {}
+        self._looks: deque[tuple[float, list[int]]] = deque(maxlen=LOOKS + 1)
+
+    def checked(self, began: float) -> None:
+        """The commands of a request were checked, from `began` until now."""
+        self.check_s = time.monotonic() - began
+        self.check.observe(self.check_s)
+
+    def placed(self, placed: Placed[OwnerT]) -> TimedFrame[OwnerT]:
+        """A frame was appended."""
+        now = time.monotonic()
+        self.queue.observe(now - placed.shares[0].write.proposed_at)
+        return TimedFrame(placed, now, now, now)
+
+    def committed(self, frame: TimedFrame[OwnerT], flushed_at: float, now: float) -> None:
+        """A frame is committed now; it was durable here at `flushed_at`."""
+        frame.flushed_at, frame.committed_at = flushed_at, now
+        self.majority.observe(now - flushed_at)
+
+    def executed(self, seconds: float, slowest: Step) -> None:
+        """The machine has executed a frame; `slowest` is its slowest step."""
+        self._apply_s, self._applied = seconds, slowest
+        self.apply.observe(seconds)
+
+    def answered(self, frame: TimedFrame[OwnerT]) -> float:
+        """The frame that was executed last is about to be answered, here where its commands came from: it is now."""
+        first, now = frame.placed.shares[0].write, time.monotonic()
+        took_s = first.check_s + now - first.proposed_at
+        self._whole.observe(took_s, frame.placed.next_index - frame.placed.index)
+        if 0 < self._slow_s <= took_s:
+            self._log(frame, took_s, now)
+        return now
+
+    def _log(self, frame: TimedFrame[OwnerT], took_s: float, now: float) -> None:
+        share, position = self._slowest(frame)
+        write = share.write
+        times = {
+            "check": write.check_s,
+            "queue": frame.placed_at - write.proposed_at,
+            "flush": frame.flushed_at - frame.placed_at,
+            "majority": frame.committed_at - frame.flushed_at,
+            "behind": max(0.0, now - frame.committed_at - self._apply_s),
+            "apply": self._apply_s,
+        }
+        # Those that wait for it must not take its share of the journal's lines.
+        event = "slow command" if took_s - times["behind"] >= self._slow_s else "a command waited for a slow one"
+        fields: dict[str, object] = {"index": frame.placed.index + position, "session": write.session}
+        if self._names:
+            fields["command"] = _name_of(share, position)
+        shown = {f"{part}_ms": round(1000 * seconds) for part, seconds in {"took": took_s, **times}.items()}
+        context = Context() if write.context is None else write.context.copy()
+        context.run(partial(journal.warning, event, **fields, **shown))
+
+    def _slowest(self, frame: TimedFrame[OwnerT]) -> tuple[Share[OwnerT], int]:
+        """The write that took longest, and the position of its first record or of the one that took longest."""
+        shares = frame.placed.shares
+        if self._applied.took_s >= self._apply_s / 2 > 0:
+            position = self._applied.position
+            return shares[bisect_left(shares, position + 1, key=lambda share: share.offset) - 1], position
+        slowest = max(shares, key=lambda share: share.write.check_s)
+        return slowest, slowest.offset
+
+    def look(self, longest_s: Mapping[str, float]) -> None:
+        """Look, every LOOK_S: `longest_s` has the parts that this does not time, and what has not ended yet."""
+        now = time.monotonic()
+        self._looks.append((now, list(self._whole.counts)))
+        parts = {"check": self.check, "queue": self.queue, "majority": self.majority, "apply": self.apply}
+        for part in ADVICE:
+            took_s = max(longest_s.get(part, 0.0), parts[part].take_longest() if part in parts else 0.0)
+            if 0 < self._slow_s <= took_s:
+                slow = self._slow.setdefault(part, _Slow(now - took_s))
+                slow.seen, slow.longest_s, slow.looks = now, max(slow.longest_s, took_s), slow.looks + 1
+            elif part in self._slow and now - self._slow[part].seen >= LOOKS * LOOK_S:
+                del self._slow[part]
+
+    def alarms(self, data_dir: object) -> list[str]:
+        """What makes commands slow, a sentence for each part."""
+        now, found = time.monotonic(), list[str]()
+        for part, slow in self._slow.items():
+            if slow.looks >= SLOW_LOOKS:
+                took = f"{part} took up to {1000 * slow.longest_s:,.0f} ms in the last {now - slow.since:,.0f} s"
+                found.append(f"commands are slow: {took}; {ADVICE[part].format(data_dir=data_dir)}")
+        return found
+
+    def document(self) -> dict[str, float]:
+        """Of the last seconds, for `/status`: commands a second, and how long they took. 0 if there were none."""
+        if len(self._looks) < 2:
+            return {"per_second": 0.0, "p50_ms": 0.0, "p99_ms": 0.0}
+        (began, before), (ended, after) = self._looks[0], self._looks[-1]
+        counts = [later - earlier for earlier, later in zip(before, after, strict=True)]
+        total = sum(counts)
+        return {
+            "per_second": round(total / (ended - began), 1),
+            "p50_ms": _percentile_ms(counts, 0.5 * total),
+            "p99_ms": _percentile_ms(counts, 0.99 * total),
+        }
+
+
+def _percentile_ms(counts: Sequence[int], rank: float) -> float:
+    if not rank:
+        return 0.0
+    bucket = bisect_left(list(accumulate(counts)), rank)
+    return round(1000 * FINE_BOUNDS_S[min(bucket, len(FINE_BOUNDS_S) - 1)], 2)
+
+
+def _name_of(share: Share[object], position: int) -> str:
+    """At most NAME_BYTES of a command's first element; what kind of value it is, if it has none that is text."""
+    write = share.write
+    if write.kind is not Kind.RECORDS:
+        return write.kind.name.lower()
+    try:
+        command: object = decode_values(write.payload, write.count)[position - share.offset]
+    except LogError:
+        return ""
+    first = command[0] if isinstance(command, list) and command else command
+    if command is first or not isinstance(first, str):
+        return f"({type(first).__name__})"
+    return escaped(first.encode(errors="replace")[:NAME_BYTES].decode(errors="ignore"))

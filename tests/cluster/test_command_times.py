@@ -1,0 +1,169 @@
+"""How long commands take: what the journal says of a slow one, when a part is a problem, rates and percentiles."""
+
+from contextvars import copy_context
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from structlog.contextvars import bound_contextvars, merge_contextvars
+from structlog.testing import capture_logs
+
+from quire.cluster.node import command_times
+from quire.cluster.node.command_times import LOOK_S, LOOKS, NAME_BYTES, CommandTimes, Step
+from quire.log import Kind, encode_blob, encode_records
+from quire.replication import Placed, Write
+from quire.replication.disk import Share
+
+SLOW_S = 0.1
+START_S = 1000.0
+FAST = Step()
+
+
+class World:
+    """A node's commands, in a time of their own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, slow_s: float = SLOW_S, *, names: bool = True) -> None:
+        self.now = START_S
+        monkeypatch.setattr(command_times, "time", SimpleNamespace(monotonic=lambda: self.now))
+        self.times = CommandTimes(slow_s, names=names)
+        self._index = 0
+
+    def write(self, *commands: Any, check_s: float = 0.0, session: int = 0) -> Write[None]:
+        write = Write(encode_records(list(commands)), len(commands), session=session, check_s=check_s, owner=None)
+        write.proposed_at = self.now
+        return write
+
+    def frame(self, *writes: Write[None], behind_s: float = 0.0, apply_s: float = 0.0, slowest: Step = FAST) -> None:
+        """A frame of writes, which are proposed by now, from its append to its answer."""
+        shares, count = list[Share[None]](), 0
+        for write in writes:
+            shares.append(Share(write, count))
+            count += write.count
+        frame = self.times.placed(Placed(self._index, self._index + count, 1, shares))
+        self._index += count
+        self.times.committed(frame, self.now, self.now)
+        self.now += behind_s + apply_s
+        self.times.executed(apply_s, slowest)
+        self.times.answered(frame)
+
+    def seconds(self, count: int, **longest_s: float) -> None:
+        """So many looks, each at which a part took so long."""
+        for _ in range(count):
+            self.now += LOOK_S
+            self.times.look(longest_s)
+
+
+def test_the_command_that_took_long_is_named_and_those_that_waited_for_it_have_lines_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch)
+    with capture_logs() as lines:
+        writes = world.write(["a"], ["b"], session=7), world.write(["c"], ["d"], session=8), world.write(["e"])
+        world.frame(*writes, apply_s=0.4, slowest=Step(0.3, 3))
+        world.frame(world.write(["waits"]), behind_s=0.3, apply_s=0.05)
+        world.frame(world.write(["fast"]), apply_s=0.09)
+    slow, waited = lines
+    assert (slow["event"], slow["index"], slow["session"], slow["command"]) == ("slow command", 3, 8, "d")
+    assert (slow["took_ms"], slow["apply_ms"], slow["behind_ms"]) == (400, 400, 0)
+    assert (waited["event"], waited["command"]) == ("a command waited for a slow one", "waits")
+    assert (waited["took_ms"], waited["apply_ms"], waited["behind_ms"]) == (350, 50, 300)
+
+
+def test_a_slow_check_is_told_with_its_own_command_and_the_ids_of_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    with capture_logs(processors=[merge_contextvars]) as lines:
+        with bound_contextvars(request_id="mine"):
+            slow = world.write(["slow"], check_s=0.4)
+            slow.context = copy_context()
+        with bound_contextvars(request_id="another's"):
+            world.frame(world.write(["fast"], check_s=0.2), slow)
+            world.frame(world.write(["no request"], check_s=0.2))
+    assert [(line["command"], line["check_ms"], line.get("request_id")) for line in lines] == [
+        ("slow", 400, "mine"),
+        ("no request", 200, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["put", "key", 1], "put"),
+        ("secret", "(str)"),
+        ({"secret": "x"}, "(dict)"),
+        ([], "(list)"),
+        ([["secret"]], "(list)"),
+        ([b"secret"], "(bytes)"),
+        ([7], "(int)"),
+        (["a\nb\x1b[2J"], r"a\nb\x1b[2J"),
+        (["x" * 100], "x" * NAME_BYTES),
+        (["\u00e4" * 100], "\u00e4" * (NAME_BYTES // 2)),
+    ],
+)
+def test_a_command_is_named_by_its_first_element_which_is_cut_and_escaped(
+    monkeypatch: pytest.MonkeyPatch, command: Any, name: str
+) -> None:
+    world = World(monkeypatch)
+    with capture_logs() as lines:
+        world.frame(world.write(command), apply_s=1.0)
+    assert [line["command"] for line in lines] == [name]
+
+
+def test_a_blob_is_called_one_and_no_command_is_named_if_the_setting_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    blob: Write[None] = Write(encode_blob(b"secret"), 1, Kind.BLOB, owner=None, proposed_at=world.now)
+    with capture_logs() as lines:
+        world.frame(blob, apply_s=1.0)
+        world = World(monkeypatch, names=False)
+        world.frame(world.write(["secret"]), apply_s=1.0)
+    assert (lines[0]["command"], "command" in lines[1]) == ("blob", False)
+    assert "secret" not in str(lines)
+
+
+def test_nothing_is_slow_at_a_threshold_of_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, 0.0)
+    with capture_logs() as lines:
+        world.frame(world.write(["long"]), apply_s=100.0)
+        world.seconds(5, flush=100.0)
+    assert (lines, world.times.alarms("d")) == ([], [])
+
+
+def test_a_part_that_is_slow_again_and_again_is_a_problem_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.seconds(1, flush=0.4)
+    assert world.times.alarms("d") == [], "one stall is no problem"
+    world.seconds(3, flush=0.0)
+    world.seconds(1, flush=0.2, queue=0.09)
+    [alarm] = world.times.alarms("/data/n1")
+    assert alarm.startswith("commands are slow: flush took up to 400 ms in the last 4 s; ")
+    assert "/data/n1" in alarm
+    world.seconds(LOOKS - 1)
+    assert world.times.alarms("d")
+    world.seconds(1)
+    assert world.times.alarms("d") == []
+
+
+def test_a_part_that_has_not_ended_is_a_problem_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    for waited_s in (0.3, 1.3, 2.3):
+        world.seconds(1, majority=waited_s)
+    [alarm] = world.times.alarms("d")
+    assert alarm.startswith("commands are slow: majority took up to 2,300 ms in the last 2 s; ")
+
+
+def test_rate_and_percentiles_count_commands_of_the_last_looks_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, 0.0)
+    none = {"per_second": 0.0, "p50_ms": 0.0, "p99_ms": 0.0}
+    assert world.times.document() == none
+    world.frame(world.write(["before"]), apply_s=50.0)
+    world.seconds(1)
+    assert world.times.document() == none
+    for _ in range(9):
+        world.frame(world.write(*[["fast"]] * 10), apply_s=0.002)
+    world.frame(world.write(*[["slow"]] * 10), apply_s=0.4)
+    world.seconds(1)
+    shown = world.times.document()
+    assert shown["per_second"] == pytest.approx(100 / (LOOK_S + 0.418), abs=0.1)
+    assert 2 <= shown["p50_ms"] <= 2.2
+    assert 400 <= shown["p99_ms"] <= 440
+    world.seconds(LOOKS)
+    assert world.times.document() == none
