@@ -346,12 +346,14 @@ class Writing:
         began = turn_began = time.monotonic()
         most = CHECKED_AT_ONCE if hasattr(self._checker, "check_batch") else 1
         refused: list[RefusalRow] = []
-        for first in range(0, len(commands), most):
-            if time.monotonic() - turn_began > CHECK_S:
-                await asyncio.sleep(0)
-                turn_began = time.monotonic()
-            refused += self._checked(commands[first : first + most], first)
-        self._counts.times.checked(began)
+        try:
+            for first in range(0, len(commands), most):
+                if time.monotonic() - turn_began > CHECK_S:
+                    await asyncio.sleep(0)
+                    turn_began = time.monotonic()
+                refused += self._checked(commands[first : first + most], first)
+        finally:
+            self._counts.times.checked(began)
         return refused
 
     @property
@@ -370,9 +372,10 @@ class Writing:
         Raises StateUnavailable, too: this node's code is not a majority's, so its check does not count.
         """
         began = time.monotonic()
-        refused = self._checked(commands)
-        self._counts.times.checked(began)
-        return refused
+        try:
+            return self._checked(commands)
+        finally:
+            self._counts.times.checked(began)
 
     def _checked(self, commands: list[object], first: int = 0) -> list[RefusalRow]:
         """As `checked`; `first` is the position of the first one."""

@@ -8,8 +8,10 @@ import pytest
 from structlog.contextvars import bound_contextvars, merge_contextvars
 from structlog.testing import capture_logs
 
-from quire.cluster.node import command_times
+from quire.cluster.errors import CheckFailedError
+from quire.cluster.node import command_times, writing
 from quire.cluster.node.command_times import LOOK_S, LOOKS, NAME_BYTES, CommandTimes, Step
+from quire.cluster.node.writing import WriteCounts, Writing
 from quire.log import Kind, encode_blob, encode_records
 from quire.replication import Placed, Write
 from quire.replication.disk import Share
@@ -117,6 +119,23 @@ def test_a_blob_is_called_one_and_no_command_is_named_if_the_setting_says_so(mon
         world.frame(world.write(["secret"]), apply_s=1.0)
     assert (lines[0]["command"], "command" in lines[1]) == ("blob", False)
     assert "secret" not in str(lines)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("is_quick", [True, False])
+async def test_a_check_that_fails_in_the_end_is_timed_too(monkeypatch: pytest.MonkeyPatch, is_quick: bool) -> None:
+    world = World(monkeypatch)
+    monkeypatch.setattr(writing, "time", SimpleNamespace(monotonic=lambda: world.now))
+
+    def check(_: Any) -> None:
+        world.now += 5.0
+        raise TimeoutError
+
+    checker: Any = SimpleNamespace(quick=is_quick, check=check)
+    nobody: Any = SimpleNamespace(other_code="")
+    with pytest.raises(CheckFailedError):
+        await Writing(checker, nobody, nobody, nobody, WriteCounts(world.times), 0).check(["late"])
+    assert (world.times.check_s, world.times.check.take_longest()) == (5.0, 5.0)
 
 
 def test_nothing_is_slow_at_a_threshold_of_0(monkeypatch: pytest.MonkeyPatch) -> None:
