@@ -130,6 +130,7 @@ class TurnTimes:
         while True:
             await next_tick(READ_S)
             self.look()
+            self._newly_starved()  # Not with each reading: it lets go of the GIL, which another thread may then hold.
 
     def _turned(self) -> None:
         self._is_due = False
@@ -138,10 +139,10 @@ class TurnTimes:
 
     def look(self) -> None:
         """Note the CPU time that the loop's thread used since the last reading."""
-        now, used, starved_s = self._clock(), self._cpu(), self._starved()
+        now, used = self._clock(), self._cpu()
         cpu_s, wall_s = max(0.0, used - self._used - PERIOD_S), now - self._at
-        waited_s = wall_s - cpu_s - (starved_s - self._starved_s)
-        self._at, self._used, self._starved_s = now, used, starved_s
+        waited_s = wall_s - cpu_s - self._newly_starved() if self._is_blocked else 0.0
+        self._at, self._used = now, used
         signal.setitimer(signal.ITIMER_REAL, BLOCKED_S)
         self.durations.observe(cpu_s)
         if self._is_blocked and not self._was_stopped and waited_s >= BLOCKED_S:
@@ -159,6 +160,10 @@ class TurnTimes:
                 self._is_ready = None
         if self._unlogged is not None and now - self._logged_at >= LOG_INTERVAL_S:
             self._log(self._unlogged, now)
+
+    def _newly_starved(self) -> float:
+        before, self._starved_s = self._starved_s, self._starved()
+        return self._starved_s - before
 
     def _long(self, turn: Turn, now: float) -> None:
         if self._is_ready is not None:
