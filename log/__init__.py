@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .change.truncation import Walk as Walk
     from .errors import ChainBroken as ChainBroken
     from .errors import DiskFull as DiskFull
+    from .errors import FileFailed as FileFailed
     from .errors import FileUnlinked as FileUnlinked
     from .errors import ForeignStore as ForeignStore
     from .errors import FrameCorrupt as FrameCorrupt
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from .errors import ResourcesExhausted as ResourcesExhausted
     from .errors import UnexpectedIndex as UnexpectedIndex
     from .errors import UnknownVersion as UnknownVersion
+    from .errors import Unreadable as Unreadable
     from .features import CONSUMERS as CONSUMERS
     from .features import CURSOR_OWNERS as CURSOR_OWNERS
     from .features import FEATURES as FEATURES
@@ -139,9 +141,10 @@ _MODULES = {
     "change.spool": "Spool",
     "change.truncation": "Walk",
     "errors": (
-        "ChainBroken DiskFull FileUnlinked ForeignStore FrameCorrupt FrameInvalid IndexExpired IndexOutOfBounds "
-        "LogClosed LogError LogLocked LogReadOnly LogRotten NoRoom NotFrameBoundary NotRegularFile NotYetFlushed "
-        "PayloadInvalid RecordsTruncated RecordTooLarge ResourcesExhausted UnexpectedIndex UnknownVersion"
+        "ChainBroken DiskFull FileFailed FileUnlinked ForeignStore FrameCorrupt FrameInvalid IndexExpired "
+        "IndexOutOfBounds LogClosed LogError LogLocked LogReadOnly LogRotten NoRoom NotFrameBoundary NotRegularFile "
+        "NotYetFlushed PayloadInvalid RecordsTruncated RecordTooLarge ResourcesExhausted UnexpectedIndex "
+        "UnknownVersion Unreadable"
     ),
     "features": (
         "CONSUMERS CURSOR_OWNERS FEATURES FITNESS HISTORY MAX_FEATURE_LENGTH MAX_FEATURES MEMBERSHIP SESSION_OWNERS "

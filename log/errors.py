@@ -2,8 +2,9 @@
 
 The caller's fault: `IndexOutOfBounds`, `IndexExpired`, `NotYetFlushed`, `NotFrameBoundary`, `UnexpectedIndex`,
 `RecordsTruncated`, `RecordTooLarge`, `PayloadInvalid`, `LogLocked`, `ForeignStore`. A peer's fault: `FrameInvalid`,
-`ChainBroken`. The disk's fault: `FrameCorrupt`, `LogRotten`, `LogReadOnly`, `DiskFull`. A process
-without descriptors or memory: `ResourcesExhausted`; both are `NoRoom`. A later program's files: `UnknownVersion`.
+`ChainBroken`. The disk's fault: `FrameCorrupt`, `LogRotten`, `LogReadOnly`, `DiskFull`, `FileFailed`, `Unreadable`. A
+process without descriptors or memory: `ResourcesExhausted`; both are `NoRoom`. A later program's files:
+`UnknownVersion`.
 """
 
 from __future__ import annotations
@@ -85,6 +86,33 @@ class FrameInvalid(LogError):
     def __init__(self, reason: str, position: int = 0) -> None:
         super().__init__(f"no valid frame at byte {position}: {reason}")
         self.reason, self.position = reason, position
+
+
+class FileFailed(QuireError, OSError):
+    """An operation on a file or folder failed."""
+
+    def __init__(self, operation: str, path: str, error: OSError) -> None:
+        self.why = (error.strerror or str(error)).lower()
+        super().__init__(error.errno, self.why, path)
+        self.operation = operation
+
+    def __str__(self) -> str:
+        return f"{self.operation} of {self.filename}: {self.why}"
+
+
+class Unreadable(FrameInvalid, FileFailed):
+    """The device does not give the byte at `position` of a file: rot, as wrong bytes are.
+
+    `before` are the bytes between the position asked for and that one.
+    """
+
+    def __init__(self, path: str, position: int, before: bytes, error: OSError) -> None:
+        FileFailed.__init__(self, "read", path, error)
+        self.file, self.position, self.before = path, position, before
+        self.reason = f"{self.why} at byte {position}"
+
+    def __str__(self) -> str:
+        return f"{self.file} cannot be read: {self.reason}"
 
 
 class ChainBroken(LogError):

@@ -19,7 +19,7 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .errors import DiskFull, FileUnlinked, LogLocked, NotRegularFile, ResourcesExhausted
+from .errors import DiskFull, FileFailed, FileUnlinked, LogLocked, NotRegularFile, ResourcesExhausted, Unreadable
 from .storage import Directory, Storage
 
 LOCK_NAME = "lock"
@@ -31,6 +31,7 @@ FOLDER_MODE, FILE_MODE = 0o750, 0o640
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.ENODEV, errno.ENXIO})
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_ROTTEN = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
 
 
 # FS_IOC_GETFLAGS and FS_IOC_SETFLAGS, of an int in spite of their size; FS_NOCOW_FL.
@@ -45,11 +46,11 @@ def is_exhaustion(error: OSError) -> bool:
     return error.errno in _EXHAUSTED
 
 
-def translated(error: OSError, path: str, size: int = 0) -> Exception:
+def translated(error: OSError, operation: str, path: str, size: int = 0) -> Exception:
     """Return the error of an operation that changes nothing if it fails, or of which nothing was promised yet."""
     if is_exhaustion(error):
         return ResourcesExhausted(path, error.strerror or str(error))
-    return DiskFull(path, size) if error.errno in FULL else error
+    return DiskFull(path, size) if error.errno in FULL else _named(error, operation, path)
 
 
 @contextmanager
@@ -62,7 +63,21 @@ def refusing_full(path: str) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        raise translated(error, path) from error
+        raise translated(error, "write", path) from error
+
+
+def _named(error: OSError, operation: str, path: str) -> OSError:
+    """The error with operation and file; one that Python has a class for is named by the path, and caught by that."""
+    return FileFailed(operation, path, error) if type(error) is OSError else error
+
+
+@contextmanager
+def naming(operation: str, path: str | Path) -> Generator[None]:
+    """Let an error of the operating system in the block name the operation and the path."""
+    try:
+        yield
+    except OSError as error:
+        raise _named(error, operation, os.fspath(path)) from error
 
 
 def open_file(path: str | Path, flags: int) -> int:
@@ -94,7 +109,8 @@ def make_folder(folder: Path) -> None:
     if not folder.parent.exists():
         make_folder(folder.parent)
     try:
-        folder.mkdir(FOLDER_MODE)
+        with naming("mkdir", folder):
+            folder.mkdir(FOLDER_MODE)
     except FileExistsError:
         if not folder.is_dir():
             raise
@@ -212,7 +228,7 @@ class FileStorage:
         try:
             self._descriptor = open_file(path, flags | access) if flags else open_regular(path, access)
         except OSError as error:
-            raise translated(error, path) from error
+            raise translated(error, "open", path) from error
         if registry is not None:
             registry.add(self)
 
@@ -221,24 +237,32 @@ class FileStorage:
         return os.fstat(self._descriptor).st_size
 
     def read_at(self, position: int, length: int) -> bytes:
-        data = os.pread(self._descriptor, length, position)
-        if len(data) == length or not data:
-            return data
-        # The kernel returns at most 2 GiB at once, and less if a signal interrupts it.
-        pieces = [data]
-        got = len(data)
-        while got < length and (data := os.pread(self._descriptor, length - got, position + got)):
-            pieces.append(data)
-            got += len(data)
-        return b"".join(pieces)
+        pieces: list[bytes] = []
+        got = 0
+        try:
+            data = os.pread(self._descriptor, length, position)
+            # The kernel returns at most 2 GiB at once, less if a signal interrupts it, and what precedes an error.
+            while data and got + len(data) < length:
+                pieces.append(data)
+                got += len(data)
+                data = os.pread(self._descriptor, length - got, position + got)
+        except OSError as error:
+            if error.errno in _ROTTEN:
+                raise Unreadable(self._path, position + got, b"".join(pieces), error) from error
+            raise _named(error, "read", self._path) from error
+        return b"".join([*pieces, data]) if pieces else data
 
     def write_at(self, position: int, data: bytes | bytearray | memoryview) -> None:
-        written = os.pwrite(self._descriptor, data, position)
-        while written < len(data):
-            written += os.pwrite(self._descriptor, memoryview(data)[written:], position + written)
+        try:
+            written = os.pwrite(self._descriptor, data, position)
+            while written < len(data):
+                written += os.pwrite(self._descriptor, memoryview(data)[written:], position + written)
+        except OSError as error:
+            raise _named(error, "write", self._path) from error
 
     def truncate(self, length: int) -> None:
-        os.ftruncate(self._descriptor, length)
+        with naming("truncate", self._path):
+            os.ftruncate(self._descriptor, length)
 
     def allocate(self, length: int) -> None:
         if not length:
@@ -246,15 +270,15 @@ class FileStorage:
         try:
             self.wrote_zeros = not _allocate(self._descriptor, length)
         except OSError as error:
-            raise translated(error, self._path, length) from error
+            raise translated(error, "fallocate", self._path, length) from error
 
     def sync(self) -> None:
         try:
             os.fdatasync(self._descriptor)
         except OSError as error:
             remedy = "make room" if error.errno in FULL else "check the device, or the file server"
-            reason = f"{error.strerror} at a sync: what was written may be lost; {remedy}, then start again"
-            raise OSError(error.errno, reason, self._path) from error
+            reason = f"{error.strerror}; what was written may be lost: {remedy}, then start again"
+            raise _named(OSError(error.errno, reason, self._path), "fdatasync", self._path) from error
         self._is_synced = True
         own = os.fstat(self._descriptor)
         if not own.st_nlink and self._registry is not None and not self._is_named(own):
@@ -369,7 +393,8 @@ class FileDirectory:
         return self._path
 
     def list(self) -> list[str]:
-        return [name for name in os.listdir(self._path) if not name.startswith(HELD_OPEN)]
+        with naming("list", self._path):
+            return [name for name in os.listdir(self._path) if not name.startswith(HELD_OPEN)]
 
     def create(self, name: str) -> FileStorage:
         return FileStorage(f"{self._path}/{name}", os.O_CREAT | os.O_EXCL, registry=self._files)
@@ -381,7 +406,8 @@ class FileDirectory:
         old, new = f"{self._path}/{source}", f"{self._path}/{target}"
         for file in list(self._files):
             file.removed(new)  # Before it loses its name: a sync in another thread must not report it as lost.
-        _move(old, new)
+        with naming("rename", old):
+            _move(old, new)
         for file in list(self._files):
             file.renamed(old, new)
 
@@ -389,13 +415,15 @@ class FileDirectory:
         path = f"{self._path}/{source}"
         for file in list(self._files):
             file.removed(path)
-        _move(path, f"{folder.path}/{target}")
+        with naming("rename", path):
+            _move(path, f"{folder.path}/{target}")
 
     def remove(self, name: str) -> None:
         path = f"{self._path}/{name}"
         for file in list(self._files):
             file.removed(path)
-        os.unlink(path)
+        with naming("remove", path):
+            os.unlink(path)
 
     def sync(self) -> None:
         sync_folder(self._path)
@@ -414,7 +442,7 @@ class FileDirectory:
         except OSError as error:
             # Files that another program holds open go when it closes them, and the folder at a later attempt.
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or ReadOnlyDirectory(path).list():
-                raise
+                raise _named(error, "remove", path) from error
 
     def lock(self) -> bool:
         if self._lock_descriptor >= 0:
@@ -426,6 +454,9 @@ class FileDirectory:
         except BlockingIOError as error:
             os.close(descriptor)
             raise LogLocked(self._path) from error
+        except OSError as error:  # A file system without locks, or a server that has failed.
+            os.close(descriptor)
+            raise _named(error, "flock", f"{self._path}/{LOCK_NAME}") from error
         self._lock_descriptor = descriptor
         return True
 
@@ -474,7 +505,11 @@ class FileDirectory:
             now = os.readlink(f"/proc/self/fd/{self._descriptor}")
         except OSError:  # /proc is not mounted, or shows no descriptors.
             return f"{self._path} is no longer the folder that was opened"
-        return f"{self._path} {'was removed' if now.endswith(' (deleted)') else f'is now {now}'}"
+        if now.endswith(" (deleted)"):
+            return f"{self._path} was removed"
+        if now == os.path.realpath(self._path):  # The folder has its name, and another is seen in its place.
+            return f"{self._path} is hidden: a file system was mounted over it, or over a folder above it"
+        return f"{self._path} is now {now}"
 
 
 class ReadOnlyDirectory(FileDirectory):
@@ -510,11 +545,12 @@ class ReadOnlyDirectory(FileDirectory):
 
 def sync_folder(path: str | Path) -> None:
     """Make the names in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with naming("fsync", path):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 class Sync:

@@ -18,7 +18,16 @@ from .change.reset import remove_log, reset_to
 from .change.rewrite import finish_rewrites, split_last_frame
 from .change.spool import Spools
 from .change.truncation import Walk, begin_walk, truncate_at
-from .errors import LogError, NoRoom, NotFrameBoundary, ResourcesExhausted, UnexpectedIndex
+from .errors import (
+    FrameCorrupt,
+    LogError,
+    LogRotten,
+    NoRoom,
+    NotFrameBoundary,
+    ResourcesExhausted,
+    UnexpectedIndex,
+    Unreadable,
+)
 from .files import Sync
 from .frames import HEADER_BYTES, FrameHeader, Kind, Tail, seal_header
 from .options import LogOptions
@@ -101,9 +110,11 @@ class Log:
             except BaseException:
                 state.close_files()
                 raise
-        except BaseException:
+        except BaseException as error:
             if locked:
                 directory.unlock()
+            if isinstance(error, (FrameCorrupt, Unreadable)):
+                raise LogRotten(error.file, error.position, error.reason) from error
             raise
         return log
 
@@ -156,6 +167,11 @@ class Log:
     def failure(self) -> str | None:
         """Why the log is read-only; None if it is not."""
         return self._state.failure
+
+    @property
+    def rot(self) -> str:
+        """What and where the first rot is that a read found since the log was opened; empty if none did."""
+        return self._state.rot
 
     def append(
         self,
@@ -415,7 +431,7 @@ class Log:
                         state.settle_expiry()
                     state.sync_all()
                     # After rot was found, the next open must check every frame.
-                    state.mark.write_synced(state.next_mark(clean=not state.is_rotten))
+                    state.mark.write_synced(state.next_mark(clean=not state.rot))
         finally:
             state.close_files()
             if self._locked:

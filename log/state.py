@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from .change.spare import Spare
-from .errors import LogClosed, LogError, LogReadOnly, NoRoom
+from .errors import FrameCorrupt, LogClosed, LogError, LogReadOnly, NoRoom
 from .frames import Tail
 from .options import STORE_HEADER_BYTES, LogOptions
 from .segment.mark import Mark, MarkFile
@@ -55,7 +55,7 @@ class Failing:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         full = self.has_begun and isinstance(error, NoRoom)
-        if error is None or (isinstance(error, LogError) and not full):
+        if error is None or (isinstance(error, LogError) and not full and not isinstance(error, OSError)):
             return  # A LogError is raised before anything changed, or by code that has called `fail` itself.
         state, doing = self._state, self._doing
         if full or isinstance(error, OSError):
@@ -109,8 +109,8 @@ class LogState:
         self.refused_bytes = 0
         """Size of the largest frame that found no room, until a probe finds room for it; 0 if there is none."""
         self.failure: str | None = None
-        self.is_rotten = False
-        """Whether a read found rot. No stop is then marked as clean, so that the next open checks every frame."""
+        self.rot = ""
+        """The first rot that a read found. No stop is then marked as clean, so the next open checks every frame."""
         self.closed = False
         self.watch = FileWatch(directory, files, segments, self._lost)
         self.frame_limit = options.frame_limit
@@ -151,6 +151,12 @@ class LogState:
             with suppress(OSError):  # The log fails in any case, for the reason that matters more.
                 self.writer.write_out()
         self.fail(reason)
+
+    def corrupt(self, file: str, position: int, reason: str) -> FrameCorrupt:
+        """Return the error for rotten bytes, and note that this log has rot."""
+        error = FrameCorrupt(file, position, reason)
+        self.rot = self.rot or str(error)
+        return error
 
     def set_durable(self, tail: Tail, segment: Segment, position: int) -> None:
         """Note how far the log is durable."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from .errors import Unreadable
+
 
 class Storage(Protocol):
     """One open file. One thread uses it; `sync` may run in another. Errors of the device are `OSError`."""
@@ -18,7 +20,11 @@ class Storage(Protocol):
         ...
 
     def read_at(self, position: int, length: int) -> bytes:
-        """Return `length` bytes from `position` on; fewer only at the end of the file."""
+        """Return `length` bytes from `position` on; fewer only at the end of the file.
+
+        Raises:
+            Unreadable: the device does not give them.
+        """
         ...
 
     def write_at(self, position: int, data: bytes | bytearray | memoryview) -> None:
@@ -48,6 +54,20 @@ class Storage(Protocol):
     def close(self) -> None:
         """Close the handle. Nothing is synced, and an error says nothing about what was."""
         ...
+
+
+def read_ahead(storage: Storage, position: int, length: int, least: int) -> bytes:
+    """`read_at`, but fewer bytes before one that cannot be read.
+
+    Raises:
+        Unreadable: it is among the first `least`.
+    """
+    try:
+        return storage.read_at(position, length)
+    except Unreadable as error:
+        if len(error.before) < least:
+            raise
+        return error.before
 
 
 class Directory(Protocol):

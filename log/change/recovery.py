@@ -269,7 +269,8 @@ class _Recovery:
             survey.verify(store, store.size, file)
         finally:
             store.close()
-        if survey.invalid is not None and place < len(self._headers) - 1:
+        # What cannot be read may be whole frames that were acknowledged: it is no torn tail.
+        if survey.invalid is not None and (survey.is_unreadable or place < len(self._headers) - 1):
             raise LogRotten(file, survey.end, survey.invalid)
         return survey
 

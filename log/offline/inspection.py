@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
-from ..errors import FrameCorrupt
+from ..errors import FrameCorrupt, Unreadable
 from ..frames import FrameHeader
 from ..segment.mark import MARK_NAME, Mark, MarkFile
 from ..segment.store import (
@@ -136,7 +136,10 @@ def _size(files: Directory, name: str) -> int | None:
 
 def is_zero(store: Storage, position: int) -> bool:
     """Return whether only preallocated space follows."""
-    return all(
-        not store.read_at(start, min(CHUNK_BYTES, store.size - start)).strip(b"\0")
-        for start in range(position, store.size, CHUNK_BYTES)
-    )
+    try:
+        return all(
+            not store.read_at(start, min(CHUNK_BYTES, store.size - start)).strip(b"\0")
+            for start in range(position, store.size, CHUNK_BYTES)
+        )
+    except Unreadable:
+        return False

@@ -19,17 +19,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..change.rewrite import REWRITE_SUFFIX
-from ..errors import LogError
+from ..errors import LogError, Unreadable
 from ..options import STORE_HEADER_BYTES
 from ..segment.mark import MARK_NAME, Mark, MarkFile
 from ..segment.segments import remove_segment
 from ..segment.store import SEGMENTS_FOLDER, base_of_name, index_name, store_name
 from ..segment.survey import CHUNK_BYTES
 from ..storage import Directory
+from .inspection import stored_mark
 from .verification import Progress, Verdict
 
 QUARANTINE_FOLDER = "quarantine"
 _NUMBER_DIGITS = 20
+_BLOCK_BYTES = 4096
+"""What cannot be read is copied as zeros, to the end of its page: the kernel reads no less."""
 
 Side = Literal["before", "after"]
 
@@ -174,9 +177,15 @@ def _copy(files: Directory, name: str, folder: Directory, aside: str, position: 
     with closing(files.open(name)) as source, closing(folder.create(aside)) as target:
         size = source.size - position
         target.allocate(size)
-        for start in range(0, size, CHUNK_BYTES):
-            chunk = source.read_at(position + start, min(CHUNK_BYTES, size - start))
+        start = 0
+        while start < size:
+            try:
+                chunk = source.read_at(position + start, min(CHUNK_BYTES, size - start))
+            except Unreadable as error:
+                unread = min(_BLOCK_BYTES - error.position % _BLOCK_BYTES, position + size - error.position)
+                chunk = error.before + bytes(unread)
             target.write_at(start, chunk)
+            start += len(chunk)
             progress(len(chunk))
         target.sync()
     return aside
@@ -184,6 +193,12 @@ def _copy(files: Directory, name: str, folder: Directory, aside: str, position: 
 
 def _write_mark(directory: Directory, mark: Mark) -> None:
     fresh = MARK_NAME not in directory.list()
+    if not fresh:
+        try:
+            stored_mark(directory)
+        except Unreadable:  # Nor could a slot be written in place. What there is of it was set aside.
+            directory.remove(MARK_NAME)
+            fresh = True
     storage = directory.create(MARK_NAME) if fresh else directory.open(MARK_NAME)
     with closing(MarkFile(storage)) as file:
         file.write_synced(mark)

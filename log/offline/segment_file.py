@@ -11,13 +11,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import closing, suppress
 
-from ..errors import FrameCorrupt, FrameInvalid
+from ..errors import FrameCorrupt, FrameInvalid, UnknownVersion, Unreadable
 from ..frames import HEADER_BYTES, FrameHeader, Tail, decode_header
 from ..options import STORE_HEADER_BYTES
 from ..segment.index import IndexEntry, StoredIndex
 from ..segment.store import StoreHeader, decode_store_header, index_name, store_name
 from ..segment.survey import walk_store
-from ..storage import Directory
+from ..storage import Directory, read_ahead
 
 _WALK_BYTES = 1 << 16
 
@@ -26,13 +26,13 @@ class IndexCheck:
     """Compares an index file with the frames of its store, in their order."""
 
     def __init__(self, base: int, entries: Iterator[IndexEntry] | None) -> None:
-        """`entries`: of the segment at `base`; None: the file is not its index."""
+        """`entries`: of the segment at `base`; None: the file is not its index, or cannot be read."""
         self._base = base
         self._entries = entries or iter(())
         self._next = next(self._entries, None)
         self._fault: str | None = None
         if entries is None:
-            self._fault = "it is not this segment's index, or of another version"
+            self._fault = "it cannot be read, is not this segment's index, or is of another version"
         elif self._next is None or self._next.position != STORE_HEADER_BYTES:
             self._fault = "it does not begin with the first frame"
 
@@ -166,9 +166,9 @@ class SegmentFile:
         """
         raw, start = b"", position
         while position + HEADER_BYTES <= self.end:
-            if position + HEADER_BYTES > start + len(raw):
-                raw, start = self.store.read_at(position, _WALK_BYTES), position
             try:
+                if position + HEADER_BYTES > start + len(raw):
+                    raw, start = read_ahead(self.store, position, _WALK_BYTES, HEADER_BYTES), position
                 header = decode_header(raw, position - start)
             except FrameInvalid as error:
                 raise self.corrupt(position, error.reason) from error
@@ -176,6 +176,22 @@ class SegmentFile:
             if header.next_index >= to_index:
                 return
             position += header.size
+
+    def next_frame(self, position: int) -> tuple[int, FrameHeader] | None:
+        """Position and header of the first frame after the one at `position` that can be found; None if none can.
+
+        That one's length leads to it, or the index file, whatever of the frames before it is damaged.
+        """
+        with suppress(FrameInvalid, UnknownVersion):
+            following = position + decode_header(self.store.read_at(position, HEADER_BYTES)).size
+            return following, decode_header(self.store.read_at(following, HEADER_BYTES))
+        places = self._places()
+        for entry in places[bisect_right(places, position, key=lambda entry: entry.position) :]:
+            with suppress(FrameInvalid, UnknownVersion):
+                header = decode_header(self.store.read_at(entry.position, HEADER_BYTES))
+                if header.crc32c == entry.crc32c:
+                    return entry.position, header
+        return None
 
     def _header_at(self, position: int) -> FrameHeader:
         try:
@@ -201,7 +217,7 @@ class SegmentFile:
         """The entries of the index file; empty if it is missing or wrong."""
         if self._listed is None:
             self._listed = []
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, Unreadable):
                 self._listed.extend(self._entries() or ())
         return self._listed
 
@@ -211,6 +227,8 @@ class SegmentFile:
             return IndexCheck(self.base, self._entries())
         except FileNotFoundError:
             return None
+        except Unreadable:
+            return IndexCheck(self.base, None)
 
     def _entries(self) -> Iterator[IndexEntry] | None:
         """The entries of the index file; None if it is not this segment's. Raises FileNotFoundError."""

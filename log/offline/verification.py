@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..change.rewrite import REWRITE_SUFFIX
 from ..change.spool import SPOOL_SUFFIX
-from ..errors import FrameCorrupt
+from ..errors import FrameCorrupt, Unreadable
 from ..frames import FrameHeader, Tail
 from ..options import MAX_SEGMENT_BYTES, STORE_HEADER_BYTES
 from ..segment.mark import MARK_NAME, Mark
@@ -92,14 +92,17 @@ def verify(directory: Directory, progress: Progress = lambda _: None) -> Verdict
         UnknownVersion: a later program wrote a file or frame.
     """
     files = directory.child(SEGMENTS_FOLDER)
-    verdict = Verdict(stored_mark(directory))
-    bases = store_bases(files)
+    verdict, bases = Verdict(None), store_bases(files)
+    try:
+        verdict.mark = stored_mark(directory)
+    except Unreadable as error:
+        verdict.faults.append(Fault("rot", MARK_NAME, error.position, error.reason))
     if verdict.mark is not None and verdict.mark.discards:
         meaning = "the log was being emptied, for a snapshot or permanently"
         verdict.faults += [Fault("leftover", store_name(base), 0, meaning) for base in bases]
         verdict.faults += _leftovers(files)
         return verdict
-    if bases and verdict.mark is None:
+    if bases and verdict.mark is None and not verdict.faults:
         verdict.faults.append(Fault("rot", MARK_NAME, 0, "there is a log, but no valid slot"))
     elif bases and verdict.mark is not None:
         base = verdict.mark.segment_base
@@ -176,6 +179,8 @@ class _SegmentCheck:
         segment.frames, segment.records = survey.frames, survey.tail.index - self._base
         if segment.rot is None and survey.invalid is not None:
             self._judge_end(survey, store)
+        if segment.rot is not None:
+            self._go_on(survey, file, size if mark is None or mark.segment_base != self._base else mark.position)
         if segment.rot is None and index is not None and (fault := index.fault()) is not None:
             self._verdict.faults.append(Fault("index", file.index_file, 0, fault))
 
@@ -191,21 +196,40 @@ class _SegmentCheck:
     def _judge_end(self, survey: _CountingSurvey, store: Storage) -> None:
         mark, end = self._verdict.mark, survey.end
         is_last = self._following is None
-        if is_last and mark is not None and mark.segment_base <= self._base and not mark.clean:
+        is_clean = is_last and mark is not None and mark.clean
+        if survey.is_unreadable and not is_clean:
+            self._rotten(end, survey.invalid or "", survey.tail.index)
+        elif is_last and mark is not None and mark.segment_base <= self._base and not mark.clean:
             torn = torn_after(store, end, survey.tail.index, self._file)
             if torn is not None:
                 reason = f"{torn.size} bytes above the mark are not frames: {survey.invalid}"
                 if torn.next_frame is not None:
                     reason += f"; a valid frame of index {torn.next_frame} follows them"
                 self._verdict.faults.append(Fault("torn", self._file, end, reason))
-        elif not (is_last and is_zero(store, end)) and not (is_last and mark is not None and mark.clean):
+        elif not (is_last and is_zero(store, end)) and not is_clean:
             self._rotten(end, survey.invalid or "", survey.tail.index)
 
     def _rotten(self, position: int, reason: str, from_index: int | None = None) -> None:
         first = self._base if from_index is None else from_index
         fault = Fault("rot", self._file, position, reason, first, self._following)
-        self._segment.rot = fault
+        self._segment.rot = self._segment.rot or fault
         self._verdict.faults.append(fault)
+
+    def _go_on(self, survey: _CountingSurvey, file: SegmentFile, until: int) -> None:
+        """Check what follows the rot, from the next frame that verifies on: its fault ends there, and others may begin.
+
+        Frames below `until` are durable.
+        """
+        while survey.invalid is not None and (found := file.next_frame(survey.end)) is not None:
+            position, header = found
+            if position >= until:
+                return
+            self._verdict.faults[-1] = replace(self._verdict.faults[-1], to_index=header.index)
+            self._progress(position - survey.end)
+            survey.resume(position, header)
+            survey.verify(file.store, min(until, file.end), self._file)
+            if survey.invalid is not None and survey.end < until:
+                self._rotten(survey.end, survey.invalid, survey.tail.index)
 
 
 class _CountingSurvey(Survey):
@@ -216,6 +240,11 @@ class _CountingSurvey(Survey):
         self.frames = 0
         self._progress = progress
         self._index = index
+
+    def resume(self, position: int, header: FrameHeader) -> None:
+        """Go on at the frame at this position, after frames that do not verify."""
+        self.invalid, self.end = None, position
+        self.tail = Tail(header.index, header.epoch, header.timestamp, header.prev_crc32c)
 
     def add(self, header: FrameHeader, payload: memoryview | None) -> None:
         """Add one verified frame."""

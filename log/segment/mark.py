@@ -101,7 +101,7 @@ class SlotFile:
         try:
             self._storage.write_at(SLOT_POSITIONS[number], encode_slot(self._version, body))
         except OSError as error:
-            raise translated(error, self._name, SLOT_POSITIONS[number] + SLOT_BYTES) from error
+            raise translated(error, "write", self._name, SLOT_POSITIONS[number] + SLOT_BYTES) from error
 
     def sync(self) -> None:
         """Block until everything written to both slots survives a power loss."""

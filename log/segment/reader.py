@@ -26,11 +26,12 @@ from ..errors import (
     NotFrameBoundary,
     NotYetFlushed,
     ResourcesExhausted,
+    Unreadable,
 )
 from ..frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, decode_header, walk_headers
 from ..options import STORE_HEADER_BYTES
 from ..state import LogState
-from ..storage import Storage
+from ..storage import Storage, read_ahead
 from .index import FrameIndex, rebuild_index
 from .segments import Segment
 from .store import decode_store_header, store_name
@@ -88,7 +89,7 @@ class Lookup:
             store, end = segments.store(segment), segment.end
             try:
                 entry = segments.index(segment).entry_at(relative)
-            except FileNotFoundError:
+            except (FileNotFoundError, Unreadable):
                 entry = None
         found = None if entry is None else self._walk(segment, store, end, entry, index)
         if found is None and segment is not writer.segment:
@@ -106,7 +107,10 @@ class Lookup:
         """Walk from an index entry to the frame that holds `index`; None if the entry does not fit the store."""
         entry_crc, relative, _, position = entry
         expected = segment.base_index + relative
-        raw = store.read_at(position, min(self._lookup_bytes, end - position)) if position < end else b""
+        try:
+            raw = store.read_at(position, min(self._lookup_bytes, end - position)) if position < end else b""
+        except Unreadable as error:
+            raw = self._before(segment, position, error)
         if len(raw) < HEADER_BYTES:
             return None
         glance = _GLANCE.unpack_from
@@ -122,12 +126,21 @@ class Lookup:
             offset += HEADER_BYTES + length
             if offset > last:
                 start += offset
-                raw, offset = store.read_at(start, min(self._lookup_bytes, max(0, end - start))), 0
+                try:
+                    raw, offset = store.read_at(start, min(self._lookup_bytes, max(0, end - start))), 0
+                except Unreadable as error:
+                    raw, offset = self._before(segment, start, error), 0
                 last = len(raw) - HEADER_BYTES
                 if last < 0:
                     break
             crc, length, first, count = glance(raw, offset)
         raise self.corrupt(segment, start + offset, f"there is no frame with index {expected} here")
+
+    def _before(self, segment: Segment, position: int, error: Unreadable) -> bytes:
+        """Return what was read of the frames at `position` before what cannot be, if that is one header at least."""
+        if len(error.before) < HEADER_BYTES:
+            raise self.corrupt(segment, position, error.reason) from error
+        return error.before
 
     def boundary_at_or_below(self, index: int) -> int:
         """Return the highest frame boundary at or below `index`.
@@ -279,8 +292,7 @@ class Lookup:
 
     def corrupt(self, segment: Segment, position: int, reason: str) -> FrameCorrupt:
         """Return the error for rotten bytes, and note that this log has rot."""
-        self._state.is_rotten = True
-        return FrameCorrupt(store_name(segment.base_index), position, reason)
+        return self._state.corrupt(store_name(segment.base_index), position, reason)
 
 
 class Reader:
@@ -446,15 +458,15 @@ class Reader:
         """Return the bytes from a boundary to `last_index`'s frame: at most `max_bytes`, but one frame at least."""
         end = self.lookup.written_end(segment, last_index)
         store = self.lookup.store(segment)
-        raw = store.read_at(position, min(max(max_bytes, HEADER_BYTES), end - position))
         try:
+            raw = read_ahead(store, position, min(max(max_bytes, HEADER_BYTES), end - position), HEADER_BYTES)
             size = decode_header(raw).size
+            if size > len(raw):
+                if position + size > end:
+                    raise FrameInvalid("the payload is cut short")
+                raw = store.read_at(position, size)
         except FrameInvalid as error:
             raise self.lookup.corrupt(segment, position, error.reason) from error
-        if size > len(raw):
-            if position + size > end:
-                raise self.lookup.corrupt(segment, position, "the payload is cut short")
-            raw = store.read_at(position, size)
         return raw
 
     def _verified(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from ..errors import FrameInvalid, LogRotten, UnknownVersion
+from ..errors import FrameInvalid, LogRotten, UnknownVersion, Unreadable
 from ..frames import HEADER_BYTES, FrameHeader, Tail, decode_header
 from ..options import STORE_HEADER_BYTES, LogOptions
-from ..storage import Directory, Storage
+from ..storage import Directory, Storage, read_ahead
 from .index import INDEX_VERSION, IndexEntry, StoredIndex, rebuild_index
 from .store import StoreHeader, index_name, store_name
 from .survey import Survey
@@ -70,6 +70,8 @@ class ReadSegmentCheck:
         try:
             version = index.version(base)
             fits = version is not None and self._fits(store, index)
+        except Unreadable:
+            return False
         finally:
             index.close()
         if version is not None and version > INDEX_VERSION and not fits:
@@ -93,7 +95,7 @@ class ReadSegmentCheck:
         raw, start = b"", position
         while position < self.end:
             if position - start + HEADER_BYTES > len(raw):
-                raw, start = store.read_at(position, _TAIL_CHUNK_BYTES), position
+                raw, start = read_ahead(store, position, _TAIL_CHUNK_BYTES, HEADER_BYTES), position
             header = decode_header(raw, position - start)
             if position == entry.position:
                 if header.crc32c != entry.crc32c or header.index != self._header.base_index + entry.relative:

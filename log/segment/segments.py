@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 
 from cachetools import LFUCache, LRUCache
 
-from ..errors import ResourcesExhausted
+from ..errors import ResourcesExhausted, Unreadable
 from ..frames import Tail
 from ..options import STORE_HEADER_BYTES, IndexCachePolicy, LogOptions
 from ..storage import Directory, Storage
@@ -183,8 +183,8 @@ class Segments:
         """Load the index of every read segment, if the options ask for all of them. Blocks."""
         if self._cache_limit is None:
             for segment in self._items[:-1]:
-                # If the disk had no room for an index file, the first read walks the segment.
-                with suppress(FileNotFoundError):
+                # If the disk had no room for an index file, or has lost it, the first read walks the segment.
+                with suppress(FileNotFoundError, Unreadable):
                     self.index(segment)
 
     def replace_index(self, segment: Segment, index: SegmentIndex) -> None:

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from ..errors import ChainBroken, FrameInvalid, PayloadInvalid, UnknownVersion
+from ..errors import ChainBroken, FrameInvalid, PayloadInvalid, UnknownVersion, Unreadable
 from ..frames import FRAME_VERSION, HEADER_BYTES, FrameHeader, Kind, decode_header, follow, walk_headers
 from ..options import STORE_HEADER_BYTES
 from ..payload import decode_system
-from ..storage import Storage
+from ..storage import Storage, read_ahead
 from .index import FrameIndex
 from .store import StoreHeader
 
@@ -48,6 +48,8 @@ class Survey:
         self.members: list[int] = []
         self.invalid: str | None = None
         """Why the walk stopped before its end; None if it did not."""
+        self.is_unreadable = False
+        """Whether it stopped where the device does not give the bytes: whether a frame is there is unknown."""
         self._epoch = epoch_before
 
     def add(self, header: FrameHeader, payload: memoryview | None) -> None:
@@ -75,7 +77,7 @@ class Survey:
                 self.tail = follow(self.tail, header)
                 self.add(header, payload)
         except (FrameInvalid, ChainBroken, PayloadInvalid) as error:
-            self.invalid = str(error)
+            self.invalid, self.is_unreadable = str(error), isinstance(error, Unreadable)
 
     def glance(self, store: Storage, until: int) -> None:
         """Walk to exactly `until` over trusted frames: below the mark, or after a clean stop.
@@ -90,7 +92,7 @@ class Survey:
         while position < until:
             offset = position - start
             if offset + HEADER_BYTES > len(raw):
-                raw, start, offset = store.read_at(position, min(CHUNK_BYTES, until - position)), position, 0
+                raw, start, offset = _chunk(store, position, until), position, 0
                 if len(raw) < HEADER_BYTES:
                     raise FrameInvalid("the header is cut short", position)
             length, epoch, kind = _GLANCE.unpack_from(raw, offset)
@@ -105,6 +107,10 @@ class Survey:
         if last >= 0:
             header = _header_at(store.read_at(last, HEADER_BYTES), 0, last)
             self.tail = header.tail
+
+
+def _chunk(store: Storage, position: int, end: int) -> bytes:
+    return read_ahead(store, position, min(CHUNK_BYTES, end - position), HEADER_BYTES)
 
 
 def _header_at(raw: bytes, offset: int, position: int) -> FrameHeader:
@@ -132,19 +138,21 @@ def walk_store(store: Storage, start: int, end: int, file: str) -> Iterator[tupl
     """
     position = start
     while position < end:
-        view = memoryview(store.read_at(position, min(CHUNK_BYTES, end - position)))
+        view = memoryview(_chunk(store, position, end))
         consumed = 0
         try:
             for offset, header in walk_headers(view, partial=True):
                 consumed = offset + HEADER_BYTES + header.length
                 yield header, view[offset + HEADER_BYTES : consumed]
             if consumed == 0:
-                # No whole frame: it is larger than the chunk, or cut short by the end.
+                # No whole frame: it is larger than the chunk, or cut short by the end or by what cannot be read.
                 header = decode_header(view)
                 if header.size <= len(view) or position + header.size > end:
                     raise FrameInvalid("the payload is cut short")
                 yield header, _large_payload(store, header, position)
                 consumed = header.size
+        except Unreadable:
+            raise
         except FrameInvalid as error:
             raise FrameInvalid(error.reason, position + error.position) from error
         except UnknownVersion as error:
@@ -182,7 +190,10 @@ def torn_after(store: Storage, end: int, next_index: int, file: str) -> Torn | N
     """Return what follows from `end` on, where the frame of `next_index` would begin; None if only zeros do."""
     last, before, found = end, b"", None
     for start in range(end, store.size, CHUNK_BYTES):
-        chunk = store.read_at(start, min(CHUNK_BYTES, store.size - start))
+        try:
+            chunk = store.read_at(start, min(CHUNK_BYTES, store.size - start))
+        except Unreadable as error:  # It goes with the tail; whether it is zeros does not matter.
+            chunk = error.before + b"\xff"
         if not chunk.strip(b"\0"):
             continue
         last = start + len(chunk.rstrip(b"\0"))

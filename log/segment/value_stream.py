@@ -13,7 +13,7 @@ from typing import Protocol
 
 from crc32c import crc32c
 
-from ..errors import FrameCorrupt, IndexOutOfBounds, LogError, PayloadInvalid
+from ..errors import IndexOutOfBounds, LogError, PayloadInvalid, Unreadable
 from ..frames import HEADER_BYTES, Frame, FrameHeader
 from ..payload import decode_blob, stored_record
 from ..state import LogState
@@ -108,7 +108,10 @@ class BlobStream:
         with self._reading:
             if self._store is None:
                 raise ValueError("this stream is closed")
-            chunk = self._store.read_at(self._position + HEADER_BYTES + start, length)
+            try:
+                chunk = self._store.read_at(self._position + HEADER_BYTES + start, length)
+            except Unreadable as error:
+                raise self._wrong(error.reason) from error
         if len(chunk) < length:
             raise self._wrong("the payload is cut short")
         return chunk
@@ -117,8 +120,7 @@ class BlobStream:
         # After a truncation the bytes may have been overwritten: that is not rot.
         if self._generation != self._state.generation:
             return IndexOutOfBounds(self.header.index, self._state.origin.index, self._state.tail.index)
-        self._state.is_rotten = True
-        return FrameCorrupt(self._file, self._position, reason)
+        return self._state.corrupt(self._file, self._position, reason)
 
 
 class RecordStream:

@@ -227,7 +227,7 @@ class WriteSegment:
         try:
             self.store.write_at(position, data)
         except OSError as error:
-            refusal = translated(error, store_name(self.segment.base_index), position + len(data))
+            refusal = translated(error, "write", store_name(self.segment.base_index), position + len(data))
             # NFS reports at a write, and then never again, that it lost earlier ones that were not synced yet.
             if isinstance(refusal, NoRoom) and self.proven == self.written:
                 raise refusal from error

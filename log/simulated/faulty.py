@@ -26,7 +26,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
-from ..errors import DiskFull, ResourcesExhausted
+from ..errors import DiskFull, FileFailed, ResourcesExhausted, Unreadable
 from ..files import FULL, translated
 from ..storage import Directory
 
@@ -60,6 +60,8 @@ class DiskFile:
         self.durable = bytearray()
         self.pending: list[tuple[int, bytes] | int] = []
         """Writes as (position, bytes), one for each sector, and changes of the size as the new size."""
+        self.unreadable = range(0)
+        """The positions of the bytes that cannot be read, whatever is written there."""
 
     def write(self, position: int, data: bytes) -> None:
         """Write to the page cache."""
@@ -222,6 +224,10 @@ class Disk:
         if position < len(file.durable):
             file.durable[position] ^= 1 << bit
 
+    def make_unreadable(self, path: str, position: int, length: int = SECTOR_BYTES) -> None:
+        """Let a file rot: from now on, a read of any of these bytes fails with EIO."""
+        self._file(path).unreadable = range(position, position + length)
+
     def content(self, path: str) -> bytes:
         """Return a file's bytes as the page cache shows them."""
         return bytes(self._file(path).cached)
@@ -328,9 +334,12 @@ class FaultyStorage:
 
     def read_at(self, position: int, length: int) -> bytes:
         self._disk.check(self._life)
+        data, unreadable = bytes(self._file.cached[position : position + length]), self._file.unreadable
+        first = max(position, unreadable.start)
         if error := self._disk.fails("read", self._file.name):
-            raise OSError(error, "injected", self._file.name)
-        data = bytes(self._file.cached[position : position + length])
+            raise Unreadable(self._file.name, position, b"", OSError(error, "injected"))
+        if first < min(position + len(data), unreadable.stop):
+            raise Unreadable(self._file.name, first, data[: first - position], OSError(errno.EIO, "injected"))
         self._disk.bytes_read += len(data)
         return data
 
@@ -355,7 +364,7 @@ class FaultyStorage:
         try:
             self._step("allocate")
         except OSError as error:
-            raise translated(error, self._file.name, length) from error
+            raise translated(error, "fallocate", self._file.name, length) from error
         if length > len(self._file.cached):
             if self._disk.full or (self._disk.most_bytes is not None and length > self._disk.most_bytes):
                 raise DiskFull(self._file.name, length)
@@ -380,7 +389,7 @@ class FaultyStorage:
     def _step(self, operation: str) -> None:
         self._disk.step(operation, self._file.name, self._life)
         if error := self._disk.fails(operation, self._file.name):
-            raise OSError(error, "injected", self._file.name)
+            raise FileFailed(operation, self._file.name, OSError(error, "injected"))
 
 
 class FaultyDirectory:
@@ -403,7 +412,7 @@ class FaultyDirectory:
         try:
             self._step("create", name)
         except OSError as error:
-            raise translated(error, name) from error
+            raise translated(error, "open", name) from error
         if name in self._folder.cached:
             raise FileExistsError(name)
         if self.disk.exhausted:
@@ -466,7 +475,7 @@ class FaultyDirectory:
         error = self.disk.fails("sync folder", self._path)
         self._folder.settle(self.disk.chance if error else lambda _: True)
         if error:
-            raise OSError(error, "injected", self._path)
+            raise FileFailed("sync", self._path, OSError(error, "injected"))
 
     def child(self, name: str) -> FaultyDirectory:
         self.disk.check(self._life)
@@ -508,7 +517,7 @@ class FaultyDirectory:
     def _step(self, operation: str, name: str) -> None:
         self.disk.step(operation, name, self._life)
         if error := self.disk.fails(operation, name):
-            raise OSError(error, "injected", name)
+            raise FileFailed(operation, name, OSError(error, "injected"))
 
     def _need_descriptor(self) -> None:
         """A folder is opened to be listed or synced, and a file system has no better error for it than this."""

@@ -6,7 +6,16 @@ from contextlib import suppress
 
 import pytest
 
-from quire.log import IndexExpired, IndexOutOfBounds, Log, LogClosed, LogReadOnly, NotYetFlushed, frame_values
+from quire.log import (
+    IndexExpired,
+    IndexOutOfBounds,
+    Log,
+    LogClosed,
+    LogReadOnly,
+    LogRotten,
+    NotYetFlushed,
+    frame_values,
+)
 from quire.log.change.rewrite import cut_frame, set_aside
 from quire.log.simulated import Disk, Keep
 from quire.log.storage import Directory
@@ -151,7 +160,7 @@ def test_an_open_that_fails_at_any_operation_leaves_no_file_open(clean: bool, cu
         disk.failing = failing
         try:
             log = open_in(directory)
-        except (OSError, LogReadOnly):
+        except (OSError, LogReadOnly, LogRotten):
             assert disk.open_files == 0, f"at operation {stop}"
             continue
         disk.failing = None

@@ -86,7 +86,7 @@ def test_rot_in_a_sealed_segment_is_named_with_file_position_and_records(place: 
 
     [fault] = [fault for fault in verdict.faults if fault.kind == "rot"]
     assert (fault.file, fault.position) == (name[4:], position)
-    assert (fault.from_index, fault.to_index) == (frames[1].header.index, following)
+    assert (fault.from_index, fault.to_index) == (frames[1].header.index, frames[2].header.index)
     assert len(verdict.segments) == len(names(history))
 
 
