@@ -22,6 +22,7 @@ from quire.log import (
     LogLocked,
     LogOptions,
     LogRotten,
+    Unreadable,
     store_bases,
     wall_clock,
 )
@@ -91,8 +92,10 @@ class DataDir:
             directory.keep()
             with refusing_to_start_when_full(directory.path):
                 data_dir._read(node_id)
-        except BaseException:
+        except BaseException as error:
             data_dir.close()
+            if isinstance(error, Unreadable):
+                raise DataDirRefused(directory.path, f"{error}; {LOST_VOTER}") from error
             raise
         return data_dir
 

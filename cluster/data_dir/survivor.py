@@ -13,6 +13,7 @@ from quire.log import (
     Kind,
     Log,
     Tail,
+    Unreadable,
     Verdict,
     decode_system,
     frame_values,
@@ -148,7 +149,7 @@ def _newest_snapshot(directory: Directory) -> Manifest | None:
         return None
     folder = directory.existing(SNAPSHOTS_FOLDER)
     for name in sorted((name for name in folder.list() if name.isdigit()), reverse=True):
-        with suppress(SnapshotDamaged, FileNotFoundError):
+        with suppress(SnapshotDamaged, FileNotFoundError, Unreadable):
             with closing(folder.existing(name).open(MANIFEST_NAME)) as file:
                 raw = file.read_at(0, MAX_MANIFEST_BYTES)
             return decode_manifest(raw, name)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import os
 import random
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -339,7 +340,8 @@ class FaultyStorage:
         if error := self._disk.fails("read", self._file.name):
             raise Unreadable(self._file.name, position, b"", OSError(error, "injected"))
         if first < min(position + len(data), unreadable.stop):
-            raise Unreadable(self._file.name, first, data[: first - position], OSError(errno.EIO, "injected"))
+            bad = OSError(errno.EIO, os.strerror(errno.EIO))
+            raise Unreadable(self._file.name, first, data[: first - position], bad)
         self._disk.bytes_read += len(data)
         return data
 

@@ -15,7 +15,7 @@ from contextlib import closing
 
 from crc32c import crc32c
 
-from quire.log import Directory
+from quire.log import Directory, Unreadable
 
 from ..applier import Applier
 from ..errors import SnapshotDamaged
@@ -80,7 +80,7 @@ class SnapshotPart:
         try:
             with closing(store.folder.existing(name).open(MANIFEST_NAME)) as file:
                 return decode_manifest(file.read_at(0, MAX_MANIFEST_BYTES), name)
-        except (FileNotFoundError, SnapshotDamaged):
+        except (FileNotFoundError, SnapshotDamaged, Unreadable):
             return None
 
     def missing(self) -> list[int]:

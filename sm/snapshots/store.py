@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from quire.log import Directory, DiskFull, NotRegularFile, ResourcesExhausted, Tail, is_exhaustion
+from quire.log import Directory, DiskFull, NotRegularFile, ResourcesExhausted, Tail, Unreadable, is_exhaustion
 
 from ..applier import Applier
 from ..boundary import LOG_START, Boundary
@@ -341,6 +341,8 @@ class SnapshotStore:
                 data = file.read_at(0, chunk.size + 1)
         except (FileNotFoundError, NotRegularFile):
             raise SnapshotDamaged(snapshot=name, reason=f"{chunk_name(number)} is missing, or no file") from None
+        except Unreadable as error:
+            raise SnapshotDamaged(snapshot=name, reason=f"{chunk_name(number)}: {error.reason}") from error
         if len(data) != chunk.size or crc32c(data) != chunk.crc32c:
             raise SnapshotDamaged(snapshot=name, reason=f"{chunk_name(number)} fails its crc32c")
         return data
@@ -386,6 +388,8 @@ class SnapshotStore:
                 raw = file.read_at(0, MAX_MANIFEST_BYTES)
         except (FileNotFoundError, NotADirectoryError, NotRegularFile):
             raise SnapshotDamaged(snapshot=name, reason="its manifest is missing, or no file") from None
+        except Unreadable as error:
+            raise SnapshotDamaged(snapshot=name, reason=f"its manifest: {error.reason}") from error
         manifest = decode_manifest(raw, name)
         refuse_foreign(manifest, self.owner)
         return manifest

@@ -23,6 +23,7 @@ class Damage(Enum):
     OTHER = "another node's"
     TRUNCATED = "truncated"
     FLIPPED = "a bit flipped"
+    UNREADABLE = "cannot be read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class Damaged:
     how: str
     """Which copy, or which byte."""
     files: tuple[tuple[str, bytes], ...]
+    unreadable_from: int | None = None
+    """The first byte of a sector of `part.rotten` that the device does not give."""
 
     def __str__(self) -> str:
         how = f" ({self.how})" if self.how else ""
@@ -114,6 +117,8 @@ def damages_of(part: Part, history: History, *, thorough: bool = False) -> Itera
     for place in sorted({min(_EARLY, size // 3), size // 2, size - 1, *more}):
         flipped = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
         yield Damaged(part, Damage.FLIPPED, f"at {place}", _with(mine, part.rotten, flipped))
+    for place in sorted({0, size - 1, *more}):
+        yield Damaged(part, Damage.UNREADABLE, f"at {place}", tuple(mine.items()), place)
 
 
 def _with(files: dict[str, bytes], path: str, data: bytes) -> tuple[tuple[str, bytes], ...]:

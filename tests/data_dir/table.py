@@ -48,7 +48,11 @@ def damaged(lived: History, *damages: Damaged) -> Disk:
     tree = dict(lived.now)
     for damage in damages:
         damage.apply(tree)
-    return disk_of(tree)
+    disk = disk_of(tree)
+    for damage in damages:
+        if damage.unreadable_from is not None:
+            disk.make_unreadable(damage.part.rotten, damage.unreadable_from)
+    return disk
 
 
 def cell(life: Life, lived: History, *damages: Damaged) -> Cell:

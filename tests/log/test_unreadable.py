@@ -73,7 +73,7 @@ def test_a_read_names_the_frame_and_all_others_are_read(segment: int, inside: in
         for read in (log.read, lambda index: log.read_frames(index, 1), log.reader.header, log.reader.value_stream):
             if inside and read == log.reader.header:
                 continue  # It is whole.
-            with pytest.raises(FrameCorrupt, match=f"{name[4:]} is corrupt at byte {position}: injected at byte"):
+            with pytest.raises(FrameCorrupt, match=f"{name[4:]} is corrupt at byte {position}: input.output error"):
                 read(frame.header.index)
 
     assert log.rot.startswith(f"{name[4:]} is corrupt at byte {position}")
@@ -104,7 +104,7 @@ def test_a_blob_names_its_frame() -> None:
     history.flush()
     history.disk.make_unreadable(stores(history)[0], 500, 8)
 
-    with pytest.raises(FrameCorrupt, match="is corrupt at byte 64: injected at byte 500"):
+    with pytest.raises(FrameCorrupt, match="is corrupt at byte 64: input/output error at byte 500"):
         history.log.reader.value_stream(0).verify()
 
 
@@ -129,7 +129,7 @@ def test_below_the_mark_an_open_refuses_and_names_it(clean: bool) -> None:
     name, position, _ = place(history, -1, 0)
     history.disk.make_unreadable(name, position, 8)
 
-    with pytest.raises(LogRotten, match=rf"{name[4:]} is rotten at byte {position}: .*injected at byte {position}"):
+    with pytest.raises(LogRotten, match=rf"{name[4:]} is rotten at byte {position}: .*error at byte {position}"):
         open_log(history.disk)
 
 
@@ -141,7 +141,7 @@ def test_above_the_mark_nothing_is_cut_for_it(inside: int) -> None:
     before = history.disk.content(name)
     history.disk.make_unreadable(name, mark.position + inside, 8)
 
-    with pytest.raises(LogRotten, match=f"{name[4:]} is rotten at byte {mark.position}: .*injected at byte"):
+    with pytest.raises(LogRotten, match=f"{name[4:]} is rotten at byte {mark.position}: .*input/output error at byte"):
         open_log(history.disk)
 
     assert history.disk.content(name) == before
@@ -155,7 +155,7 @@ def test_an_open_names_the_mark_and_a_header(name: str) -> None:
     path = "mark" if name == "mark" else stores(history)[0]
     history.disk.make_unreadable(path, 0, 8)
 
-    with pytest.raises(LogRotten, match=f"{path.removeprefix('log/')} is rotten at byte 0: injected at byte 0"):
+    with pytest.raises(LogRotten, match=f"{path.removeprefix('log/')} is rotten at byte 0: input.output error at"):
         open_log(history.disk)
 
 
@@ -173,12 +173,12 @@ def test_verify_goes_on_with_the_next_frame(inside: int) -> None:
     expected = [(name, position, spoiled), (later, later_position, later_spoiled)]
     for fault, (file, at, number) in zip(verdict.faults, expected, strict=True):
         assert (fault.kind, fault.file, fault.position) == ("rot", file[4:], at)
-        assert "injected at byte" in fault.reason
+        assert "input/output error at byte" in fault.reason
         assert fault.from_index == frames[number].header.index
         # Without the header, the index file leads to a later frame.
         assert fault.to_index is not None
         assert fault.to_index == frames[number + 1].header.index or (file == name and not inside)
-    with pytest.raises(FrameCorrupt, match=rf"{name[4:]} is corrupt .* injected at byte {position + inside}"):
+    with pytest.raises(FrameCorrupt, match=rf"{name[4:]} is corrupt .* input/output error at byte {position + inside}"):
         list(frames_of(history.disk.directory(), 0))
 
 

@@ -243,6 +243,22 @@ def test_every_rotten_byte_sets_the_newest_aside_and_the_older_one_is_used() -> 
             assert (indices(again), again.damaged) == ([taken[-2]], [])
 
 
+@pytest.mark.parametrize("file", ["manifest", "00000000.chunk", "00000001.chunk"])
+def test_a_snapshot_that_cannot_be_read_is_set_aside_as_rot_is(file: str) -> None:
+    disk = Disk()
+    _, taken = three_snapshots(disk)
+    name = snapshot_name(taken[-1])
+    disk.make_unreadable(f"snapshots/{name}/{file}", 3)
+
+    store = opened(disk)
+
+    assert restored(store).applied_index == taken[-2]
+    [damage] = store.damaged
+    assert damage.snapshot == name
+    assert damage.reason.endswith(f"{file}: input/output error at byte 3")
+    assert file in disk.names(f"quarantine/snapshot-1-{name}")
+
+
 @pytest.mark.parametrize("missing", ["manifest", "00000000.chunk", "00000001.chunk"])
 def test_a_snapshot_that_lacks_a_file_is_set_aside(missing: str) -> None:
     disk = Disk()
