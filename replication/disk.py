@@ -41,7 +41,7 @@ from quire.log.packing import array_head
 from .core.events import Reason, RoomProbed
 from .core.members import Members
 from .core.messages import Last, Promise, Snapshot
-from .core.state import NotReadableNow
+from .core.state import NotReadableNow, RotHere
 from .lag import lacking_bytes
 from .promises import PromiseFile
 
@@ -202,6 +202,8 @@ def _reading() -> Generator[None]:
         yield
     except ResourcesExhausted as error:
         raise NotReadableNow(str(error)) from error
+    except FrameCorrupt as error:
+        raise RotHere(str(error)) from error
 
 
 def _members_of(payload: bytes | memoryview, index: int) -> Members:
@@ -345,7 +347,7 @@ class Disk:
             with _reading():
                 raw, _ = self.log.read_frames(self.log.lookup.boundary_at_or_below(index - 1), 1, unflushed=True)
             return next(walk_frames(raw)).header.next_index == index
-        except (FrameCorrupt, FrameInvalid, UnknownVersion):
+        except (RotHere, FrameInvalid, UnknownVersion):
             return False
 
     # Actions

@@ -11,7 +11,18 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Generic, assert_never, cast
 
-from quire.log import Expiry, Flush, LogClosed, LogError, LogReadOnly, NoRoom, ResourcesExhausted, Sync, Tail
+from quire.log import (
+    Expiry,
+    Flush,
+    FrameCorrupt,
+    LogClosed,
+    LogError,
+    LogReadOnly,
+    NoRoom,
+    ResourcesExhausted,
+    Sync,
+    Tail,
+)
 
 from .core import Core, Reason, actions, events
 from .core.membership.changing import Wanted
@@ -150,6 +161,7 @@ class Driver(Generic[OwnerT]):
                 flushes_us,
                 self._ports.machine.machine_failed,
                 self._ports.machine.features,
+                self._disk.log.rot,
             )
         )
         self.step(events.Tick())
@@ -327,8 +339,8 @@ class Driver(Generic[OwnerT]):
         if action.max_bytes:
             try:
                 raw, next_index = self._frames_from(action.from_index, action.max_bytes)
-            except ResourcesExhausted:
-                # As if nothing had been there to ship: after the pause, the core ships again.
+            except (ResourcesExhausted, FrameCorrupt):
+                # As if nothing had been there to ship: after the pause, the core ships again, or another leader does.
                 nothing = events.Shipped(action.stream_id, action.from_index, 0)
                 self._device.remind(RETRY_US, lambda: self.step(nothing))
                 return

@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar, assert_never
 
-from quire.log import Log, LogError, ResourcesExhausted, decode_header, wall_clock
+from quire.log import FrameCorrupt, Log, LogError, ResourcesExhausted, decode_header, wall_clock
 
 from .core import Core
 from .core.messages import LagReport, PositionReport
@@ -67,7 +67,7 @@ def first_lacking(log: Log, durable_index: int) -> int:
         return log.durable_tail.timestamp
     try:
         raw, _ = log.read_frames(log.lookup.boundary_at_or_below(begin), 1)
-    except ResourcesExhausted:
+    except (ResourcesExhausted, FrameCorrupt):
         return log.durable_tail.timestamp
     return decode_header(raw).timestamp
 
@@ -79,7 +79,7 @@ def lacking_bytes(log: Log, durable_index: int) -> int:
     try:
         begin = log.lookup.boundary_at_or_below(max(durable_index, log.bounds.lowest_index))
         return log.lookup.bytes_between(begin, log.durable_index)
-    except ResourcesExhausted:
+    except (ResourcesExhausted, FrameCorrupt):
         return log.size
 
 

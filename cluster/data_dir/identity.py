@@ -13,6 +13,7 @@ from typing import Any, Self
 from crc32c import crc32c
 
 from quire.log import Directory
+from quire.replication.core.fitness import REPLACE_DISK
 
 from ..errors import ClusterError
 
@@ -20,11 +21,7 @@ IDENTITY_FILE = "identity"
 IDENTITY_VERSION = 2
 IDENTITY_VERSIONS = (1, IDENTITY_VERSION)
 MAX_IDENTITY_BYTES = 1 << 20
-LOST_VOTER = (
-    "move the whole directory away, once a majority of the other nodes is known to run, and start with an empty one: "
-    "the node rejoins as a new member"
-)
-"""The next step when a voter's files are damaged. Never move a single file: each proves something about the others."""
+LOST_VOTER = REPLACE_DISK
 
 
 class DataDirRefused(ClusterError):

@@ -119,7 +119,7 @@ class LogService:
         self._directory = directory
         self._flusher: GroupFlusher
         self._tasks: list[asyncio.Task[None]] = []
-        self._is_stranded = False
+        self._is_stranded = self._is_rotten = False
 
     async def start(self) -> None:
         """Open or create the log.
@@ -206,6 +206,7 @@ class LogService:
         except NotYetFlushed as error:
             raise NotFlushed(error.index, error.durable) from error
         except FrameCorrupt as error:
+            self._found_rot(error)
             raise RecordCorrupt(index, str(error)) from error
         except UnexpectedIndex as error:
             raise WrongIndex(error.expected, error.highest) from error
@@ -224,6 +225,11 @@ class LogService:
                 raise StateUnavailable(self.failure or str(error)) from error
             # The write failed on its way to the disk: after a restart it may be there.
             raise OutcomeUnknown(self.failure or error.reason) from error
+
+    def _found_rot(self, error: FrameCorrupt) -> None:
+        if not self._is_rotten:
+            self._is_rotten = True
+            logger.error("alarm", alarm=f"the log has rot: {error}; check it with `quire log verify`")
 
     def _failed(self) -> None:
         """The log accepts no more writes: end the process, unless its open descriptors are all that holds its data."""

@@ -46,12 +46,14 @@ class Measured:
 
     `flushes_us` are the durations of the flushes that ended since the last one, as measured in the thread that waited
     for the disk. `machine_failed`: the machine has stopped applying. `features` are those in use at `applied_index`.
+    `rot`: the first rot that was found in the log; empty if there is none.
     """
 
     applied_index: int
     flushes_us: tuple[int, ...] = ()
     machine_failed: bool = False
     features: frozenset[str] = frozenset()
+    rot: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from .belief import Refusal, highest_epoch, judge
 from .downstreams import STALLED_TIMEOUTS
 from .fitness.levels import PROBE_TIMEOUTS
 from .messages import CrcMismatch, Open, OpenAnswer, OpenVerb, Promise
-from .state import NotReadableNow, State
+from .state import NotReadableNow, RotHere, State
 from .writer import InstallSnapshot, TruncateLog, WriteFrames, Writer
 
 MAX_BACKOFF_DOUBLINGS = 6
@@ -84,6 +84,8 @@ class Following:
             case events.OpenAnswered():
                 try:
                     self.open_answered(event)
+                except RotHere as error:
+                    self.state.halt(str(error))
                 except NotReadableNow as error:
                     # Raised before anything changed: `tick` dials again, at growing intervals.
                     self.close_stream(str(error))

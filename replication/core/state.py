@@ -11,7 +11,7 @@ from ..errors import ReplicationError
 from .actions import Action, Alarm, AppendFrames, AppendRequests, AppendSystem, Apply, Halt, MembersChanged, RoleChanged
 from .belief import Refusal
 from .events import CodeKnown, Drained, LinkDown, LinkUp, Measured
-from .fitness import Codes, Fitness
+from .fitness import DRAINED, REPLACE_DISK, ROTTEN, Codes, Fitness
 from .members import Identity, Member, Members
 from .messages import Last, Promise
 from .status import Backlog, LeaderStatus, NodeRole, PreVoteStatus, Status
@@ -19,6 +19,10 @@ from .status import Backlog, LeaderStatus, NodeRole, PreVoteStatus, Status
 
 class NotReadableNow(ReplicationError):
     """The log cannot be read for want of a descriptor or memory. Nothing has changed, and it may succeed later."""
+
+
+class RotHere(NotReadableNow):
+    """The log cannot be read where its bytes are not those that were written, or cannot be read at all."""
 
 
 class LogView(Protocol):
@@ -353,6 +357,9 @@ class State:
     def measured(self, event: Measured) -> None:
         """Take what the driver measured, to be judged at the next tick; and judge this node's code again."""
         self.judge_code()
+        if event.rot:
+            self.alarm("rot", f"{ROTTEN}: {event.rot}; {REPLACE_DISK}")
+            self.fitness.set_aside(self, ROTTEN, holds=True)
         self.fitness.measured(self, event, to_apply=self.reported_apply, backlog_end=self.backlog.end_index)
         self.applied_index, self.features = event.applied_index, event.features
 
@@ -360,7 +367,7 @@ class State:
         """Take what the node above says: whether it is drained, and which code its machine runs."""
         match event:
             case Drained(drained):
-                self.fitness.drained(self, drained=drained)
+                self.fitness.set_aside(self, DRAINED, holds=drained)
             case CodeKnown(own, accepted):
                 self.codes.known(own, accepted)
                 self.judge_code()

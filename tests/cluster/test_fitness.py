@@ -19,7 +19,8 @@ from quire.cluster.node.views.status import node_status
 from quire.replication.core.fitness import FitnessStatus, Level
 from quire.sm import ApplyFailed
 from quire.sm.errors import FIX_MACHINE
-from tests.cluster.running import Reply, RunningCluster, running_cluster
+from tests.cluster.running import Reply, RunningCluster, running_cluster, started
+from tests.log.sectors import Sectors
 
 JSON = "application/json"
 MOODY = "tests.cluster.machines:Moody"
@@ -149,6 +150,35 @@ async def test_a_full_node_says_so_though_it_is_not_ready_for_another_reason(
         assert ready.status == 503
         for said in "no leader is heard", f"free space on the volume of {tmp_path / 'n2'}":
             assert sum(said in reason for reason in ready.document["reasons"]) == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.full
+async def test_a_leader_whose_disk_does_not_give_a_record_says_so_and_another_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings: dict[str, Any] = {"election_timeout_ms": 1_000, "heartbeat_ms": 100}
+    async with running_cluster(tmp_path, 3, **settings) as cluster:
+        assert (await write(cluster, b'["add", 1]')).status == 200
+        absent = cluster.nodes["n3"].config
+        await cluster.stop("n3")
+        store = tmp_path / "n1" / "log" / f"{0:020d}.store"
+        monkeypatch.setattr(os, "pread", Sectors(store).pread)
+
+        unread = await cluster.ask("n1", "GET", "/records/0")
+
+        assert (unread.status, unread.problem) == (503, "corrupt-here")
+        assert f"{store.name} is corrupt at byte 64: input/output error" in unread.document["detail"]
+        status = await until(cluster, lambda status: status["role"] == "follower" and status["ready"])
+        [alarm] = [text for text in status["alarms"] if "rot" in text]
+        assert alarm.startswith(f"its log has rot: {store.name} is corrupt at byte 64: input/output error")
+        assert status["fitness"]["reason"] == "its log has rot"
+        assert "start with an empty one" in status["fitness"]["do"]
+        await logged(cluster, capsys, "its log has rot")
+        cluster.nodes["n3"] = await started(absent)
+        async with asyncio.timeout(DEADLINE_S):
+            while (await cluster.ask("n3", "GET", "/records/0")).status != 200:
+                pass
 
 
 async def logged(cluster: RunningCluster, capsys: pytest.CaptureFixture[str], event: str) -> None:

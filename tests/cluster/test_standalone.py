@@ -21,6 +21,7 @@ from quire.cluster.standalone.service import LogService
 from quire.log import Expiry, FileDirectory, Kind, Log, LogOptions, LogRotten, pack, unpack
 from quire.replication import PromiseFile
 from tests.cluster.logs import Device, served
+from tests.log.sectors import Sectors
 from tests.replication.loopback import turns, until
 
 MSGPACK, NDJSON, JSON = "application/msgpack", "application/x-ndjson", "application/json"
@@ -339,6 +340,21 @@ async def test_rot_is_a_503_with_its_place_and_never_wrong_bytes(tmp_path: Path)
             reply = await log.call("GET", f"/records/{index}")
             assert (reply.status, reply.problem) == (503, "corrupt-here")
             assert f"{0:020d}.store" in reply.document["detail"]
+
+
+async def test_what_the_disk_does_not_give_is_rot_and_an_alarm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with served(tmp_path) as log:
+        await log.append(b"first")
+        await log.append(in_chunks(1 << 20, 2))
+        monkeypatch.setattr(os, "pread", Sectors(tmp_path / "log" / f"{0:020d}.store").pread)
+        for index in (0, 1, 0):
+            reply = await log.call("GET", f"/records/{index}")
+            assert (reply.status, reply.problem) == (503, "corrupt-here")
+            assert f"{0:020d}.store is corrupt at byte" in reply.document["detail"]
+            assert "input/output error" in reply.document["detail"]
+    assert capsys.readouterr().out.count("the log has rot") == 1
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,7 @@ from quire.log import (
 )
 from quire.log.simulated import Disk, Keep
 from tests.log.histories import CLUSTER_ID, Clock, History, all_frames, open_log
-
-PAGE_BYTES = 4096
+from tests.log.sectors import PAGE_BYTES, Sectors
 
 
 def written(*, clean: bool = True) -> History:
@@ -248,21 +247,6 @@ def test_a_spooled_value_that_cannot_be_read_ends_all_writing() -> None:
     history.disk.failing = lambda operation, name: operation == "read" and name.endswith(".spool")
     with pytest.raises(LogReadOnly, match="injected"):
         history.append_stream(2000)
-
-
-class Sectors:
-    """Lets `os.pread` fail for the pages of a file from one on, as Linux does: what comes before is returned first."""
-
-    def __init__(self, path: Path, position: int) -> None:
-        self._path, self._first = path.stat().st_ino, position // PAGE_BYTES * PAGE_BYTES
-        self._pread = os.pread
-
-    def pread(self, descriptor: int, length: int, position: int) -> bytes:
-        if os.fstat(descriptor).st_ino != self._path or position + length <= self._first:
-            return self._pread(descriptor, length, position)
-        if position >= self._first:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return self._pread(descriptor, self._first - position, position)
 
 
 def test_a_file_names_itself_and_the_first_byte_that_cannot_be_read(

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from quire.log import STORE_HEADER_BYTES, FrameCorrupt
 from quire.replication.core import CoreOptions, events
 from quire.replication.core.downstreams import Installing
 from quire.replication.core.election import Phase
@@ -61,7 +62,13 @@ def fail(node: SimNode) -> None:
     node.machine_failed = True
 
 
-PERMANENT_FAULTS = [be_full, be_full_without_reserve, be_slow, hang, fail]
+def find_rot(node: SimNode) -> None:
+    node.storage.make_unreadable(f"log/{0:020d}.store", STORE_HEADER_BYTES)
+    with pytest.raises(FrameCorrupt):
+        node.log.read_frames(0, 1)
+
+
+PERMANENT_FAULTS = [be_full, be_full_without_reserve, be_slow, hang, fail, find_rot]
 
 
 @pytest.mark.parametrize("inject", PERMANENT_FAULTS)

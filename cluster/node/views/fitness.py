@@ -7,7 +7,7 @@ from typing import Any, Self
 import structlog
 
 from quire.replication import Replica
-from quire.replication.core.fitness import DRAINED, FAILED, FitnessStatus, Level
+from quire.replication.core.fitness import DRAINED, FAILED, REPLACE_DISK, ROTTEN, FitnessStatus, Level
 from quire.replication.core.status import Status
 
 from ..components import NodeView
@@ -63,10 +63,10 @@ def advice(level: Level, data_dir: Path) -> str:
 def sentences(fitness: FitnessStatus, data_dir: Path) -> list[Sentence]:
     """Everything that makes the node unfit, the most severe first, each with what to do; empty if it is fit.
 
-    A failed machine is left out: it is a reason not to be ready (`unready_reasons`), and is reported only once. So is
-    other code, which has its own alarm (`MachineCode`).
+    A failed machine is left out: it is a reason not to be ready (`unready_reasons`), and is reported only once. So are
+    other code and rot, which have alarms of their own (`MachineCode`, `State.measured`).
     """
-    levels = (fitness, *fitness.lower)
+    levels = [held for held in (fitness, *fitness.lower) if held.reason != ROTTEN]
     return [_sentence(held, data_dir) for held in levels if held.level not in (Level.FIT, Level.MACHINE_FAILED)]
 
 
@@ -82,6 +82,8 @@ def _sentence(held: FitnessStatus, data_dir: Path) -> Sentence:
 def _advice(held: FitnessStatus, data_dir: Path) -> str:
     if runs_other_code(held):
         return SAME_CODE
+    if held.reason == ROTTEN:
+        return REPLACE_DISK
     return UNDRAIN if held.reason == DRAINED else advice(held.level, data_dir)
 
 
@@ -129,7 +131,7 @@ def _why_behind(status: Status, applied_index: int, data_dir: Path) -> Sentence 
     decides, so that a node that is slightly late under load does not keep switching.
     """
     for held in (status.fitness, *status.fitness.lower):
-        if held.level is Level.APPLY_LAG:
+        if held.level is Level.APPLY_LAG and held.reason != ROTTEN:
             return _sentence(held, data_dir)
     if applied_index < status.backlog.end_index:
         count = f"{status.backlog.end_index - applied_index:,} records"

@@ -7,6 +7,7 @@ votes and replicates.
 
     level             entered when                                               left when
     APPLY_LAG         an operator drained the node                                no longer, or it restarts
+                      a read found rot in its log                                 it restarts
                       a committed record has waited APPLY_TIMEOUTS to be applied  below half of that; machine fails
                       what was committed before a start or an install is not      it is applied: at once
                       applied: from the first measure
@@ -46,6 +47,12 @@ FLUSH_WEIGHT = (
 )
 HOLD_OFF_TIMEOUTS = 4
 DRAINED = "an operator drained this node"
+ROTTEN = "its log has rot"
+REPLACE_DISK = (
+    "move the whole directory away, once a majority of the other nodes is known to run, and start with an empty one: "
+    "the node rejoins as a new member"
+)
+"""The next step when a voter's files are damaged. Never move a single file: each proves something about the others."""
 FAILED = "its machine has failed"
 GIVE_UP_TIMEOUTS = (
     10  # After this long a leader that is still stuck steps down again; then after twice as long, and so on.
@@ -127,7 +134,7 @@ class Fitness:
         self._gave_up_when = 0
         self._gave_up_for: frozenset[str] = frozenset()
         self._give_ups = 0
-        self._drained: Holding | None = None
+        self._set_aside: dict[str, Holding] = {}
         self._machine_failed = False
         self._differs = False  # Whether its code is not a majority's, as of the last look.
         self.other_code = ""
@@ -146,8 +153,10 @@ class Fitness:
 
     @property
     def _applying(self) -> dict[Level, Holding]:
-        """The levels that apply. A drained node is at the lowest, for another reason than its measure."""
-        return self._holding if self._drained is None else {Level.APPLY_LAG: self._drained, **self._holding}
+        """The levels that apply. A node that is set aside is at the lowest, for another reason than its measure."""
+        if not self._set_aside:
+            return self._holding
+        return {Level.APPLY_LAG: next(iter(self._set_aside.values())), **self._holding}
 
     @property
     def reason(self) -> str:
@@ -271,14 +280,14 @@ class Fitness:
         self._has_backlog = applied_index < end
         return self._has_backlog
 
-    def drained(self, moment: Moment, *, drained: bool) -> None:
-        """An operator drains this node, or no longer does."""
-        if drained and self._drained is None:
-            if not self._holding:
+    def set_aside(self, moment: Moment, reason: str, *, holds: bool) -> None:
+        """Another node leads better for this reason (DRAINED, ROTTEN), or no longer does."""
+        if holds and reason not in self._set_aside:
+            if not self._applying:
                 self._unfit_since = moment.awake
-            self._drained = Holding(DRAINED, moment.awake, moment.clock)
-        elif not drained and self._drained is not None:
-            self._drained, self._changed_clock = None, moment.clock
+            self._set_aside[reason] = Holding(reason, moment.awake, moment.clock)
+        elif not holds and self._set_aside.pop(reason, None) is not None:
+            self._changed_clock = moment.clock
 
     def append_refused(self, moment: Moment, result: AppendResult) -> None:
         """Take the result of an append that was refused. Any other says nothing about the room: see above."""
