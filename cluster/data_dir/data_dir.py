@@ -74,6 +74,8 @@ class DataDir:
         """
         check_volume(path)
         data_dir = cls.open_directory(FileDirectory(path), node_id, options, volume=path)
+        if data_dir.identity is not None:
+            note_volume(path)
         data_dir.alarms = file_system_alarms(path)
         note_held_open(path)
         return data_dir

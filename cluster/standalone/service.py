@@ -41,6 +41,7 @@ from ..data_dir.genesis import CLUSTER_ID_BYTES
 from ..data_dir.identity import DataDirRefused, NodeIdentity, read_identity, write_identity
 from ..data_dir.room import refusing_to_start_when_full, report_room
 from ..data_dir.torn import report_torn
+from ..data_dir.volume import check_volume, note_volume
 from ..errors import (
     CorruptHere,
     DiskFullError,
@@ -136,6 +137,8 @@ class LogService:
         self._tasks = [asyncio.create_task(self._sync_marks()), asyncio.create_task(self._expire())]
 
     def _open(self) -> Log:
+        if self._directory is None:
+            check_volume(self.config.data_dir)
         directory = self._directory = self._directory or FileDirectory(self.config.data_dir)
         try:
             directory.lock()
@@ -146,6 +149,7 @@ class LogService:
         except BaseException:
             directory.unlock()
             raise
+        note_volume(self.config.data_dir)
         self._of_disk = file_system_alarms(directory.path)
         note_held_open(directory.path)
         return log
