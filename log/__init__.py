@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .errors import UnexpectedIndex as UnexpectedIndex
     from .errors import UnknownVersion as UnknownVersion
     from .errors import Unreadable as Unreadable
+    from .errors import sentence_of as sentence_of
     from .features import CONSUMERS as CONSUMERS
     from .features import CURSOR_OWNERS as CURSOR_OWNERS
     from .features import FEATURES as FEATURES
@@ -144,7 +145,7 @@ _MODULES = {
         "ChainBroken DiskFull FileFailed FileUnlinked ForeignStore FrameCorrupt FrameInvalid IndexExpired "
         "IndexOutOfBounds LogClosed LogError LogLocked LogReadOnly LogRotten NoRoom NotFrameBoundary NotRegularFile "
         "NotYetFlushed PayloadInvalid RecordsTruncated RecordTooLarge ResourcesExhausted UnexpectedIndex "
-        "UnknownVersion Unreadable"
+        "UnknownVersion Unreadable sentence_of"
     ),
     "features": (
         "CONSUMERS CURSOR_OWNERS FEATURES FITNESS HISTORY MAX_FEATURE_LENGTH MAX_FEATURES MEMBERSHIP SESSION_OWNERS "

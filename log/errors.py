@@ -100,6 +100,13 @@ class FileFailed(QuireError, OSError):
         return f"{self.operation} of {self.filename}: {self.why}"
 
 
+def sentence_of(error: OSError, path: object) -> str:
+    """What failed, where and why; `path` is what was being used, if the error does not name a file."""
+    if isinstance(error, QuireError):
+        return str(error)
+    return f"{error.filename or path} cannot be used: {(error.strerror or str(error)).lower()}"
+
+
 class Unreadable(FrameInvalid, FileFailed):
     """The device does not give the byte at `position` of a file: rot, as wrong bytes are.
 

@@ -153,7 +153,7 @@ def _chosen_plan(verdict: "Verdict", keep: Literal["before", "after"] | None) ->
 @contextmanager
 def _closed_log(data_dir: Path) -> "Generator[Directory]":
     """The directory, locked. If it has no log or a process uses it, print that and exit."""
-    from quire.log import FileDirectory, LogError, LogLocked
+    from quire.log import FileDirectory, LogError, LogLocked, sentence_of
 
     files = data_dir / LOG_FOLDER
     if not files.is_dir() or not ((data_dir / MARK_NAME).exists() or any(files.glob("*.store"))):
@@ -175,7 +175,7 @@ def _closed_log(data_dir: Path) -> "Generator[Directory]":
         complain(str(error))
         raise typer.Exit(Exit.FAILED) from None
     except OSError as error:
-        complain(f"{error.filename or data_dir} cannot be used: {(error.strerror or str(error)).lower()}")
+        complain(sentence_of(error, data_dir))
         raise typer.Exit(Exit.FAILED) from None
 
 

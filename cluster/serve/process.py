@@ -19,7 +19,7 @@ import structlog
 import uvloop
 from aiohttp import web
 
-from quire.log import LogError
+from quire.log import LogError, sentence_of
 from quire.replication.address import host_and_port
 
 from ..access.credentials import Credentials
@@ -204,11 +204,10 @@ async def _started(make: Callable[[], Service], data_dir: Path, files: int) -> t
     except LogError as error:
         raise CannotStart(f"data_dir {data_dir} cannot be used: {error}; nothing in it was changed") from None
     except OSError as error:
-        where = error.filename or data_dir
-        reason = (error.strerror or str(error)).lower()
+        why = sentence_of(error, data_dir)
         if isinstance(error, FileExistsError | NotADirectoryError):
-            reason = "it is a file, or its path leads through one"
-        raise CannotStart(f"{where} cannot be used: {reason}; correct it or give another --data-dir") from None
+            why = f"{error.filename or data_dir} cannot be used: it is a file, or its path leads through one"
+        raise CannotStart(f"{why}; correct it or give another --data-dir") from None
     return service, limit
 
 

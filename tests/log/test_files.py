@@ -4,12 +4,12 @@ import errno
 import os
 import socket
 import stat
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
 
-from quire.log import DiskFull, FileDirectory, Log, LogReadOnly, NotRegularFile, open_regular
+from quire.log import DiskFull, FileDirectory, FileFailed, Log, LogReadOnly, NotRegularFile, open_regular
 from quire.log.files import FILE_MODE, FOLDER_MODE, make_folder, open_file
 from tests.hostile import in_time
 from tests.log.histories import CLUSTER_ID, SMALL, Clock
@@ -122,7 +122,7 @@ def test_a_sync_that_fails_ends_the_log_with_the_file_the_cause_and_what_to_do(
     log = Log.open(FileDirectory(tmp_path), SMALL, cluster_id=CLUSTER_ID, clock=Clock(), standalone=True)
     log.append(["a"])
     monkeypatch.setattr(os, "fdatasync", failing)
-    with pytest.raises(LogReadOnly, match=f"{os.strerror(error)}.*{remedy}.*start again.*\\.store"):
+    with pytest.raises(LogReadOnly, match=f"fdatasync of .*store: {os.strerror(error).lower()}.*{remedy}.*start again"):
         log.flush()
     with pytest.raises(LogReadOnly):
         log.append(["b"])
@@ -166,3 +166,45 @@ def test_an_allocation_that_fails_leaves_the_file_s_size(tmp_path: Path, monkeyp
         file.allocate(1 << 20)
     assert file.size == 1000
     file.close()
+
+
+def test_a_failed_operation_names_itself_and_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    directory = FileDirectory(tmp_path)
+    file = directory.create("f")
+    operations: list[tuple[str, str, Callable[[], object]]] = [
+        ("pwrite", "write", lambda: file.write_at(0, b"x")),
+        ("ftruncate", "truncate", lambda: file.truncate(1)),
+        ("posix_fallocate", "fallocate", lambda: file.allocate(1)),
+        ("fdatasync", "fdatasync", file.sync),
+        ("replace", "rename", lambda: directory.rename("f", "g")),
+        ("unlink", "remove", lambda: directory.remove("f")),
+    ]
+    for call, name, operation in operations:
+        with monkeypatch.context() as failing:
+            failing.setattr(os, call, fails)
+            with pytest.raises(FileFailed, match=f"^{name} of {tmp_path}/f: read-only file system") as failed:
+                operation()
+        assert failed.value.errno == errno.EROFS
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "fsync", fails)
+        with pytest.raises(FileFailed, match=f"^fsync of {tmp_path}: read-only file system$"):
+            directory.sync()
+    file.close()
+
+
+def test_a_folder_that_is_hidden_is_told_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a file system had been mounted over it: the folder keeps its name, and the path leads to another."""
+    path = tmp_path / "d"
+    directory = FileDirectory(path)
+    directory.keep()
+    path.rename(tmp_path / "below")
+    path.mkdir()
+    monkeypatch.setattr(os, "readlink", lambda _: str(path))
+
+    assert list(directory.misplaced()) == [
+        f"{path} is hidden: a file system was mounted over it, or over a folder above it"
+    ]
+    directory.release()

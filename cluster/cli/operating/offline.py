@@ -62,7 +62,9 @@ def locked(data_dir: Path, *, create: bool = False) -> "Generator[Directory]":
 
 
 def _fail(data_dir: Path, error: OSError) -> NoReturn:
-    complain(f"{error.filename or data_dir} cannot be used: {(error.strerror or str(error)).lower()}")
+    from quire.log import sentence_of
+
+    complain(sentence_of(error, data_dir))
     raise typer.Exit(Exit.FAILED) from None
 
 
