@@ -94,10 +94,10 @@ class FileFailed(QuireError, OSError):
     def __init__(self, operation: str, path: str, error: OSError) -> None:
         self.why = (error.strerror or str(error)).lower()
         super().__init__(error.errno, self.why, path)
-        self.operation = operation
+        self.operation, self.path = operation, path
 
     def __str__(self) -> str:
-        return f"{self.operation} of {self.filename}: {self.why}"
+        return f"{self.operation} of {self.path}: {self.why}"
 
 
 def sentence_of(error: OSError, path: object) -> str:

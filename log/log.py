@@ -168,11 +168,6 @@ class Log:
         """Why the log is read-only; None if it is not."""
         return self._state.failure
 
-    @property
-    def rot(self) -> str:
-        """What and where the first rot is that a read found since the log was opened; empty if none did."""
-        return self._state.rot
-
     def append(
         self,
         records: Sequence[object],

@@ -161,7 +161,7 @@ class Driver(Generic[OwnerT]):
                 flushes_us,
                 self._ports.machine.machine_failed,
                 self._ports.machine.features,
-                self._disk.log.rot,
+                self._disk.log.reader.rot,
             )
         )
         self.step(events.Tick())

@@ -302,6 +302,11 @@ class Reader:
         self._state = state
         self.lookup = Lookup(state)
 
+    @property
+    def rot(self) -> str:
+        """What and where the first rot is that a read found since the log was opened; empty if none did."""
+        return self._state.rot
+
     def frame(self, index: int) -> Frame:
         """Return the readable frame that holds `index`, verified.
 

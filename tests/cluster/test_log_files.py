@@ -122,7 +122,8 @@ def test_verify_reports_an_intact_log_or_what_is_corrupt(data_dir: Path) -> None
     spoil(second)
     said = answered("verify", data_dir, code=1)
     [fault] = said["faults"]
-    assert (fault["kind"], fault["file"], fault["to_index"]) == ("rot", second.name, int(stores(data_dir)[2].stem))
+    assert (fault["kind"], fault["file"]) == ("rot", second.name)
+    assert int(second.stem) <= fault["from_index"] < fault["to_index"] < int(stores(data_dir)[2].stem)
     result = quire("verify", data_dir)
     assert result.exit_code == 1
     assert f"rot: {second.name} at byte {fault['position']}" in result.stdout

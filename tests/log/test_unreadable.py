@@ -75,7 +75,7 @@ def test_a_read_names_the_frame_and_all_others_are_read(segment: int, inside: in
             with pytest.raises(FrameCorrupt, match=f"{name[4:]} is corrupt at byte {position}: input.output error"):
                 read(frame.header.index)
 
-    assert log.rot.startswith(f"{name[4:]} is corrupt at byte {position}")
+    assert log.reader.rot.startswith(f"{name[4:]} is corrupt at byte {position}")
     shipped, index = log.read_frames(0, 1 << 20)
     assert index > 0
     assert shipped

@@ -42,7 +42,7 @@ def test_a_shipment_of_it_waits_and_the_leader_says_what_is_wrong(spoil: Spoil) 
 
     assert (streams.sent, owner.halts, len(device.waiting)) == ([], [], 1)
     assert leader.core is not None
-    leader.core.handle(events.Measured(0, rot=leader.log.rot), world.now, world.clock())
+    leader.core.handle(events.Measured(0, rot=leader.log.reader.rot), world.now, world.clock())
     [alarm] = leader.state.alarms.values()
     assert alarm.startswith(f"its log has rot: {STORE[4:]} is corrupt at byte ")
 

@@ -216,7 +216,7 @@ class SimNode:
     def _tick(self, incarnation: int) -> None:
         if self.core is not None and incarnation == self.incarnation:
             flushes, used = tuple(self.flushes_us), self.world.features
-            self.step(events.Measured(self.apply_to, flushes, self.machine_failed, used, self.log.rot))
+            self.step(events.Measured(self.apply_to, flushes, self.machine_failed, used, self.log.reader.rot))
             self.flushes_us.clear()
             self.step(events.Tick())
             self.world.later(TICK_US, self._tick, incarnation)

@@ -34,6 +34,7 @@ ROOTS = {
 }
 OF_OTHERS = {
     "ConnectionBroken",
+    "FileFailed",
     "FileUnlinked",
     "ForkedClient",
     "MachineFaulty",
