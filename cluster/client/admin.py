@@ -187,6 +187,7 @@ class Admin:
         """Have a node take a snapshot of everything it has applied; return its index, size and checksum.
 
         Raises:
+            ServerFault: the node tried, and says why there is none.
             Unavailable: the snapshot was not complete within `timeout_s`.
             OutcomeUnknown: an attempt was not answered, so the snapshot may be complete.
         """

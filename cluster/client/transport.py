@@ -83,6 +83,7 @@ MSGPACK = "application/msgpack"
 OWN_TYPE = "urn:quire:problem:"
 CHECK_FAILED = OWN_TYPE + "check-failed"  # The only 500 that proves that nothing was written.
 HOST_REFUSED = OWN_TYPE + "host-refused"
+SNAPSHOT_FAILED = OWN_TYPE + "snapshot-failed"
 MACHINE_FAILED = OWN_TYPE + "machine-failed"
 FORBIDDEN = OWN_TYPE + "forbidden"
 CURSOR_OWNED = OWN_TYPE + "cursor-owned"
@@ -497,6 +498,8 @@ def _failure_of(
         case HTTPStatus.TOO_MANY_REQUESTS if own:
             patience = answer.headers.get("Retry-After", "")
             return failed_at(server, Cause.of(said), float(patience) if patience.isdecimal() else None)
+        case HTTPStatus.SERVICE_UNAVAILABLE if problem.get("type") == SNAPSHOT_FAILED:
+            return ServerFault(f"{server} {said}")  # It was tried. What is wrong there does not pass by itself.
         case HTTPStatus.SERVICE_UNAVAILABLE if own:
             return failed_at(server, NO_LEADER if problem.get("type") == NO_LEADER_KNOWN else Cause.of(said))
         case HTTPStatus.UNPROCESSABLE_ENTITY if refused := refusals_of(problem):

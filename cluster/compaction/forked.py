@@ -31,6 +31,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple, ParamSpec, TypeVar
 
+from quire import QuireError
+
 from ..errors import NO_THREAD, ClusterError
 
 P = ParamSpec("P")
@@ -208,7 +210,8 @@ def _run_child(work: Work, writing: int, parent: int, mask: set[int]) -> None:
 
         said, status = _DONE + work(go_on), 0
     except BaseException as error:  # noqa: BLE001  # Whatever it is, it is reported, and ends here.
-        said = _FAILED + f"{type(error).__name__}: {error}".encode(errors="replace")[: REPORT_BYTES - 1]
+        why = str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
+        said = _FAILED + why.encode(errors="replace")[: REPORT_BYTES - 1]
     try:
         os.write(writing, said)
     finally:

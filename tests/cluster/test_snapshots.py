@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
+from quire import ServerFault, connect
 from quire.cluster.compaction import snapshotting
 from quire.cluster.compaction.forked import Child, ChildFailed, Patience, in_thread
 from quire.cluster.node.views.status import node_status
@@ -236,7 +237,10 @@ async def test_a_disk_without_room_is_an_error_of_its_own_and_nothing_is_lost(
         monkeypatch.setattr(machine, "snapshot", _no_room, raising=False)
         refused = await cluster.ask("n1", "POST", "/admin/snapshot")
         assert (refused.status, refused.problem) == (503, "snapshot-failed")
-        assert "the disk is full" in refused.document["detail"]
+        assert refused.document["detail"].startswith("no snapshot was taken: the disk is full")
+        async with connect([cluster.address("n1")], timeout_s=3600) as client, asyncio.timeout(DEADLINE_S):
+            with pytest.raises(ServerFault, match="no snapshot was taken: the disk is full"):
+                await client.take_snapshot(cluster.address("n1"))
         assert list(sums(cluster, "n1")) == [kept["index"]]
         assert os.listdir(tmp_path / "n1" / "snapshots") == [snapshot_name(kept["index"])]
         await filled(cluster, 1)
