@@ -228,7 +228,7 @@ class _SegmentCheck:
             self._progress(position - survey.end)
             survey.resume(position, header)
             survey.verify(file.store, min(until, file.end), self._file)
-            if survey.invalid is not None and survey.end < until:
+            if survey.invalid and survey.end < until:
                 self._rotten(survey.end, survey.invalid, survey.tail.index)
 
 
