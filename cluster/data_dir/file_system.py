@@ -74,8 +74,8 @@ def alarms_of(mount: Mount, path: str | Path) -> list[str]:
         )
     if not in_place:
         found.append(
-            f"is on {kind} and copied on write: a full disk refuses more than new records, also a start; move its files into "
-            "a folder with chattr +C"
+            f"is on {kind} and copied on write: a full disk refuses more than new records, also a start; "
+            "move its files into a folder with chattr +C"
         )
     return [f"data_dir {path} {sentence}" for sentence in found]
 
