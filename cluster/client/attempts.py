@@ -57,6 +57,7 @@ REFUSES = Cause("refuses connections", "refuse connections")
 UNREACHABLE = Cause.of("cannot be reached (no route to it)")
 UNKNOWN_NAME = Cause("has an unknown host name", "have unknown host names")
 NO_LEADER = Cause("knows no leader", "know no leader")
+SILENT = Cause("is silent", "are silent")
 NOT_ASKED = Cause("was not asked in time", "were not asked in time")
 INVALID = Cause("is not HOST:PORT", "are not HOST:PORT")
 ABSENT = frozenset({REFUSES, UNREACHABLE, UNKNOWN_NAME})
@@ -152,6 +153,12 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno:
         return os.strerror(error.os_error.errno).lower()
     return str(error) or type(error).__name__
+
+
+def expire(block: asyncio.Timeout | None, after_s: float = 0.0) -> None:
+    """Raise TimeoutError in a block of `asyncio.timeout`, unless it is raised already."""
+    if block is not None and not block.expired():
+        block.reschedule(asyncio.get_running_loop().time() + after_s)
 
 
 class Backoff:

@@ -219,6 +219,11 @@ class Pipeline:
             self._wake.clear()
             await self._wake.wait()
 
+    @property
+    def oldest(self) -> Message | None:
+        """The first message in flight."""
+        return self._in_flight[0] if self._in_flight else None
+
     def unanswered(self) -> list[Message]:
         """The messages in flight, which a new stream resends first."""
         return list(self._in_flight)

@@ -6,11 +6,16 @@ The pipeline decides what is sent, and what an answer or a lost connection means
          ▲              ▲              │ problem, silence, lost connection
          │              └─ backoff ◄───┘
          └─ SESSION_EXPIRED (of an unnamed session), a message in doubt that is refused for its content
+
+While there is work or an open stream, another server tells who leads (`leader_watch.py`). Once another node leads, in a
+later epoch, the client leaves the stream to the one before and resends what is in flight: under a session that is safe,
+so nobody waits for a proof that the old leader is gone.
 """
 
 import asyncio
 import time
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple, NotRequired, TypedDict
 
@@ -20,7 +25,7 @@ from aiohttp import WSMsgType
 from quire.log import PayloadInvalid, pack
 from quire.log.packing import ExtType, unpack_trusted
 
-from .attempts import AttemptFailed, Backoff, NothingWritten, log
+from .attempts import AttemptFailed, Backoff, NothingWritten, expire, log
 from .documents import document_of
 from .errors import (
     ClientError,
@@ -34,6 +39,7 @@ from .errors import (
     Unauthorized,
     Unavailable,
 )
+from .leader_watch import LeaderWatch
 from .pipeline import OutOfSequence, Pipeline
 from .transport import CHECK_FAILED, HISTORY_TEXT, MACHINE_FAILED, Transport
 
@@ -44,6 +50,9 @@ CONTENT_REFUSED = frozenset({400, 413, 422})  # This node refuses such a message
 FAULTS = frozenset({CHECK_FAILED, MACHINE_FAILED})  # and so it does with one of these types.
 NOT_TAKEN = frozenset({429, 503})  # The message was not taken; a later attempt may succeed.
 CLOSE_TIMEOUT_S = 1.0
+GRACE_S = 0.1  # A leader that is only deposed ends its streams itself, after the answers that are due.
+DOUBT_S = 0.5  # Without an answer another server is asked who leads; again after twice as long, if no answer comes.
+LONGEST_DOUBT_S = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +97,11 @@ class CommandStream:
         self._opening = asyncio.Lock()
         self._failure: SessionError | None = None
         self._leader_lost = False
+        self._epoch = 0  # The latest of a leader that was heard of.
+        self._at: str | None = None  # The server of the open stream.
+        self._trying: asyncio.Timeout | None = None
+        self._watch = LeaderWatch(transport, lambda: self._epoch, self._led)
+        self._watching: asyncio.Task[None] | None = None
         self._progress = False
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
@@ -158,16 +172,62 @@ class CommandStream:
         try:
             while not self._is_closing:
                 await self.pipeline.wait_for_work()
-                began_at, backoff = time.monotonic(), Backoff("stream")
-                while (failure := await self._attempt()) is not None and not self._is_closing:
-                    if isinstance(failure, NothingWritten) and await self._gave_up(failure, began_at):
-                        break
-                    await backoff.wait(failure, self._transport.next_look(began_at))
+                try:
+                    await self._work()
+                finally:
+                    await self._end_watch()
         except Exception as error:
             fault = f"internal error of the client: {error!r}"
             self.pipeline.interrupted()
             self.pipeline.end(lambda: ClientError(fault), fault)
             raise
+
+    async def _work(self) -> None:
+        """Serve one stream, or try to until it makes no sense."""
+        began_at, backoff = time.monotonic(), Backoff("stream")
+        while (failure := await self._attempt()) is not None and not self._is_closing:
+            if isinstance(failure, NothingWritten) and await self._gave_up(failure, began_at):
+                break
+            try:
+                async with self._until_another_leads():
+                    await backoff.wait(failure, self._transport.next_look(began_at))
+            except TimeoutError:
+                backoff = Backoff("stream")
+
+    @asynccontextmanager
+    async def _until_another_leads(self) -> AsyncGenerator[None]:
+        """Raise TimeoutError in the block when another node leads a later epoch."""
+        async with asyncio.timeout(None) as self._trying:
+            try:
+                yield
+            finally:
+                self._trying = None
+
+    def _led(self, epoch: int) -> None:
+        """Another server hears a leader of a later epoch; its answer named the leader."""
+        is_other = self._epoch > 0 and self._transport.servers.leader != self._at
+        self._epoch = epoch
+        if is_other:
+            expire(self._trying, 0.0 if self._at is None else GRACE_S)
+
+    async def _doubt(self) -> None:
+        """Have another server asked who leads whenever an answer is missing for long."""
+        patience_s = DOUBT_S
+        while True:
+            await self.pipeline.wait_for_work()
+            oldest = self.pipeline.oldest
+            await asyncio.sleep(patience_s)
+            if oldest is not None and self.pipeline.oldest is oldest:
+                self._watch.doubt()
+                patience_s = min(2 * patience_s, LONGEST_DOUBT_S)
+            else:
+                patience_s = max(patience_s / 2, DOUBT_S)
+
+    async def _end_watch(self) -> None:
+        watching, self._watching = self._watching, None
+        if watching is not None:
+            watching.cancel()
+            await asyncio.wait((watching,))
 
     async def _gave_up(self, failure: NothingWritten, began_at: float) -> bool:
         """Whether it makes no sense to try again. Then all that waits has failed; nothing of it was sent."""
@@ -182,7 +242,12 @@ class CommandStream:
             return None
         self._progress = False
         try:
-            await self._serve(await self._open_session())
+            session = await self._open_session()
+            async with self._until_another_leads():
+                await self._serve(session)
+        except TimeoutError:
+            self._leader_lost = True
+            log.debug("another node leads epoch %d; opening another stream", self._epoch)
         except (StreamEnded, NothingWritten) as error:
             self.pipeline.last_failure = str(error)
             self._leader_lost = True
@@ -209,7 +274,7 @@ class CommandStream:
             if self._session is None:
                 await self._close_left()
                 body = pack({} if self._name is None else {"name": self._name})
-                reply = await self._transport.call_once("POST", "/sessions", body)
+                reply = await self._transport.call_once("POST", "/sessions", body, once=True)
                 document = document_of(reply, _SessionOpened)
                 try:
                     number, sequence = document["session"], document["sequence"]
@@ -222,6 +287,7 @@ class CommandStream:
                 if self._history not in (None, history):
                     raise HistoryChanged("HISTORY_CHANGED", HISTORY_TEXT)
                 self._history = history
+                self._epoch = max(self._epoch, document.get("epoch", 0))
                 self._session = Session(number, self._name, sequence, window, message_bytes, history)
                 self.pipeline.open(sequence + 1, window, message_bytes)
             return self._session
@@ -239,24 +305,32 @@ class CommandStream:
                 await self._transport.call_once("DELETE", f"/sessions/{session.id}")
 
     async def _serve(self, session: Session) -> None:
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch.run(), name="quire leader watch")
         if self._leader_lost:
             await self._find_leader(session)
         try:
             named = "" if session.history is None else f"&history={session.history}"
-            socket = await self._transport.connect(f"/commands/stream?session={session.id}{named}")
+            at, socket = await self._transport.connect(f"/commands/stream?session={session.id}{named}")
         except SessionError as gone:
             self._handle_end(gone)
             return
+        self._at = at
         try:
             async with asyncio.TaskGroup() as tasks:
-                sender = tasks.create_task(self._send(socket))
+                others = [tasks.create_task(self._send(socket)), tasks.create_task(self._doubt())]
                 end = await self._receive(socket)
-                sender.cancel()
+                for other in others:
+                    other.cancel()
             self._handle_end(end)
         finally:
+            self._at = None
+            is_left = self._trying is not None and self._trying.expired()
+            if (is_left and self.pipeline.oldest) or isinstance(socket.exception(), TimeoutError):
+                self._transport.servers.lost(at, silent=True)
             self.pipeline.interrupted()
             with suppress(TimeoutError):
-                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                async with asyncio.timeout(0 if is_left else CLOSE_TIMEOUT_S):
                     await socket.close()
 
     async def _find_leader(self, session: Session) -> None:
@@ -291,6 +365,7 @@ class CommandStream:
                     return StreamEnded(f"a server sent {content!r:.100}, which is not an answer")
                 if len(content) in ANSWER_LENGTHS:
                     self.pipeline.answered(*content)
+                    self._epoch = max(self._epoch, content[2])
                     self._progress = True
                 elif len(content) == PROBLEM_LENGTH:
                     return StreamProblem(*content)
@@ -336,6 +411,7 @@ class _SessionOpened(TypedDict):
     session_window: int
     max_request_bytes: int
     history: NotRequired[str]
+    epoch: NotRequired[int]
 
 
 def _copy_of(error: SessionError) -> SessionError:

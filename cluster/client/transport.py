@@ -34,11 +34,13 @@ from .attempts import (
     INVALID,
     NO_LEADER,
     NOT_ASKED,
+    SILENT,
     Backoff,
     Cause,
     NothingWritten,
     NotVerified,
     cause_of,
+    expire,
     failed_at,
     latest,
     reason_of,
@@ -63,6 +65,7 @@ from .errors import (
     refusals_of,
 )
 from .forks import Sockets, closed, opened
+from .servers import Servers
 
 REFUSED_GRACE_S = 3.0  # A client that nobody served yet waits so long for nodes that are just being started.
 CONNECT_TIMEOUT_S = 1.0
@@ -71,7 +74,9 @@ READ_ATTEMPT_TIMEOUT_S = 5.0  # Another server can answer a read; a write waits 
 WAIT_SHARE = 0.6  # Of an attempt's time: after it, a server says that no record came, and so that it is not silent.
 # No attempt starts in the last tenth of a call's time: it would only turn a write into an unknown one.
 LAST_SHARE = 0.1
-UNREACHABLE_FOR_S = 30.0  # How long to avoid a leader's address that cannot be reached, as from another network.
+SILENT_S = 0.3  # After so long without an answer a server is pinged.
+PING_S = 0.3  # It has so long to answer the ping; with TLS twice as long.
+HEARD_FOR_S = 1.0  # What is sent once goes to a server that was heard so lately, or answers a ping.
 READ_BUFFER_BYTES = 1 << 18
 STREAM_CONNECT_TIMEOUT_S = 3.0  # A follower first connects to the leader itself.
 HEARTBEAT_S = 4.0  # Idle time before a ping. The stream is closed if the answer takes longer than half of this.
@@ -115,14 +120,12 @@ class Transport:
         refused_grace_s: float = REFUSED_GRACE_S,
         names: Names | None = None,
     ) -> None:
-        self.servers = tuple(servers)
+        self.servers = Servers(servers)
         self.timeout_s = timeout_s
         self._refused_grace_s = refused_grace_s
         self._credentials = credentials or ClientCredentials()
         self._answered = False  # By any server: only its files, or the network, may be wrong later.
         self._served = False  # With anything but "not now", by more than one node: it worked, so it will again.
-        self._leader: str | None = None
-        self._unreachable: dict[str, float] = {}
         self._sockets = Sockets()
         self._session = aiohttp.ClientSession(
             connector=Connector(names or Names(), STREAM_CONNECT_TIMEOUT_S, socket_factory=self._sockets.create),
@@ -168,7 +171,9 @@ class Transport:
             Unauthorized, Forbidden: nothing was written, either.
             OutcomeUnknown: a write was sent and got no answer.
         """
-        attempt = _Attempt(method, path, writes, repeatable, body, headers or {}, awaits_record)
+        attempt = _Attempt(
+            method, path, writes, repeatable, body, headers or {}, writes and not repeatable, awaits_record=awaits_record
+        )
         try:
             return await self._call(attempt, server, awaits_start=awaits_start)
         except (CommandRefused, BadRequest, Unavailable, ServerFault) as error:
@@ -185,7 +190,7 @@ class Transport:
             try:
                 if server is not None:
                     return await self._send(server, attempt, deadline)
-                return await self._try_each(self._candidates(), attempt, deadline)
+                return await self._try_each(self.servers.in_order(), attempt, deadline)
             except NothingWritten as error:
                 failure = latest(failure, error)
             if not awaits_start and (why := await self.hopeless(failure, began_at)):
@@ -218,7 +223,7 @@ class Transport:
     async def _minority(self, failure: NothingWritten) -> str | None:
         """That those who answer are no majority of the voters, as a server that answers lists them; None if unknown."""
         answering = [server for server, cause in failure.causes.items() if cause is NO_LEADER]
-        attempt = _Attempt("GET", "/status", False, True, None, {"Accept": "application/json"})
+        attempt = _Attempt("GET", "/status", False, True, None, {"Accept": "application/json"}, once=False)
         try:
             reply = await self._send(answering[0], attempt, time.monotonic() + CONNECT_TIMEOUT_S)
         except ClientError:
@@ -235,18 +240,23 @@ class Transport:
         most, known = len(voters) - len(absent), sum(address in voters for address in answering)
         return no_majority(most, len(voters), absent, is_known=most == known) or None
 
-    async def call_once(self, method: str, path: str, body: bytes | None = None) -> Reply:
-        """`call` in msgpack, for idempotent requests: asks each server once.
+    async def call_once(self, method: str, path: str, body: bytes | None = None, *, once: bool = False) -> Reply:
+        """`call` in msgpack, for idempotent requests: asks each server once; with `once`, one after the other.
 
         Raises:
             NothingWritten: no server answered; the caller may retry.
         """
         headers = {"Accept": MSGPACK} if body is None else {"Accept": MSGPACK, "Content-Type": MSGPACK}
-        attempt = _Attempt(method, path, False, True, body, headers)
-        return await self._try_each(self._candidates(), attempt, time.monotonic() + self.timeout_s)
+        attempt = _Attempt(method, path, False, True, body, headers, once)
+        return await self._try_each(self.servers.in_order(), attempt, time.monotonic() + self.timeout_s)
 
-    async def connect(self, path: str) -> aiohttp.ClientWebSocketResponse:
-        """A WebSocket to the leader, or to another server, which relays it to the leader.
+    async def ask(self, server: str, path: str, wait_s: float) -> Reply:
+        """The reply of one server to a read for which it may wait on purpose. Raises ClientError."""
+        attempt = _Attempt("GET", path, False, True, None, {"Accept": MSGPACK}, once=False, wait_s=wait_s)
+        return await self._send(server, attempt, time.monotonic() + wait_s + READ_ATTEMPT_TIMEOUT_S)
+
+    async def connect(self, path: str) -> tuple[str, aiohttp.ClientWebSocketResponse]:
+        """A WebSocket to the leader, or to another server, which relays it to the leader; and that server.
 
         Raises:
             NothingWritten: no server opened one.
@@ -255,9 +265,11 @@ class Transport:
         """
         failures: list[NothingWritten] = []
         denied: Unauthorized | Forbidden | None = None
-        for server in self._candidates():
+        servers, began_at = self.servers.in_order(), time.monotonic()
+        for server in servers:
+            opening = partial(self._showing, partial(self._open_stream, server, path))
             try:
-                return await self._showing(partial(self._open_stream, server, path))
+                return server, await self._unless_silent(server, servers, began_at, opening)
             except NothingWritten as error:
                 failures.append(error)
             except (Unauthorized, Forbidden) as error:
@@ -277,7 +289,7 @@ class Transport:
                 )
         except aiohttp.WSServerHandshakeError as error:
             headers: Mapping[str, str] = error.headers or {}
-            self._learn_leader(headers.get("Quire-Leader"))
+            self.servers.learn_leader(headers.get("Quire-Leader"))
             _raise_if_gone(headers.get("Quire-Session-Code"))
             if error.status in DENIED:
                 problem: Problem = {"status": error.status, "detail": "it does not open a stream of commands"}
@@ -286,25 +298,18 @@ class Transport:
         except aiohttp.InvalidURL:
             raise failed_at(server, INVALID) from None
         except (aiohttp.ClientError, OSError) as error:
-            self._forget(server)
+            self.servers.lost(server, silent=isinstance(error, TimeoutError))
             raise _unreachable(server, error, shown, STREAM_CONNECT_TIMEOUT_S) from None
 
-    def _candidates(self) -> list[str]:
-        """The servers to try: the leader, if known and reachable, then those the caller named."""
-        now = time.monotonic()
-        leader = self._leader
-        if leader is None or self._unreachable.get(leader, 0) > now:
-            return list(self.servers)
-        return [leader, *(server for server in self.servers if server != leader)]
-
     async def _try_each(self, servers: list[str], attempt: "_Attempt", deadline: float) -> Reply:
-        failures: list[NothingWritten] = []
+        began_at, failures = time.monotonic(), list[NothingWritten]()
         refusal: BadRequest | None = None  # Raised if no failure after it says that it is worth another attempt.
         denied: Unauthorized | None = None
         not_verified: list[NothingWritten] = []
         for server in servers:
             try:
-                return await self._send(server, attempt, deadline)
+                sending = partial(self._send, server, attempt, deadline)
+                return await self._unless_silent(server, servers, began_at, sending, once=attempt.once)
             except NotVerified as error:
                 not_verified.append(error)
             except NothingWritten as error:
@@ -315,7 +320,7 @@ class Transport:
             except NotFound as error:
                 # A follower may not know yet what the leader has committed.
                 refusal, denied = error, None
-                leader = self._leader
+                leader = self.servers.leader
                 if leader in (None, server):
                     break
                 if leader not in servers:
@@ -352,10 +357,11 @@ class Transport:
             raise
 
     async def _send_once(self, server: str, attempt: "_Attempt", deadline: float, shown: Shown) -> Reply:
-        left = max(0.001, deadline - time.monotonic())
+        sent_at = time.monotonic()
+        left = max(0.001, deadline - sent_at)
         total = left
         if not attempt.writes or attempt.repeatable:
-            total = min(left, READ_ATTEMPT_TIMEOUT_S * attempt.patience)
+            total = min(left, READ_ATTEMPT_TIMEOUT_S * attempt.patience + attempt.wait_s)
         path = f"{attempt.path}&wait_ms={total * WAIT_SHARE * 1000:.0f}" if attempt.awaits_record else attempt.path
         connect = CONNECT_TIMEOUT_S if shown.tls is None else TLS_CONNECT_TIMEOUT_S
         timeout = aiohttp.ClientTimeout(total=total, sock_connect=min(total, connect))
@@ -374,37 +380,98 @@ class Transport:
         except aiohttp.InvalidURL:
             raise failed_at(server, INVALID) from None
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            self._forget(server)
+            self.servers.lost(server, silent=isinstance(error, TimeoutError))
             raise _unreachable(server, error, shown, min(total, connect)) from None
         except TimeoutError:
             attempt.patience *= 2
-            self._lost(server, attempt)
+            self._lost(server, attempt, silent=not self.servers.heard_since(server, sent_at))
             raise attempt.unanswered(server, f"did not answer within {total:.3g} s") from None
+        except asyncio.CancelledError:
+            attempt.in_doubt |= attempt.writes  # The server is silent, or nobody waits for the call any more.
+            raise
         except (aiohttp.ClientError, OSError) as error:
             self._lost(server, attempt)
             raise attempt.unanswered(server, f"broke the connection ({reason_of(error)})") from None
         if answer.status == HTTPStatus.OK and REQUEST_ID not in answer.headers:
             raise attempt.foreign(server, answer.content_type)
         self._answered = True
+        self.servers.answered(server)
         self._served |= answer.status not in NOT_NOW and attempt.path not in OF_ONE_NODE
-        self._learn_leader(answer.headers.get("Quire-Leader"))
+        self.servers.learn_leader(answer.headers.get("Quire-Leader"))
         if answer.status == HTTPStatus.OK:
             return Reply(content, answer.content_type, answer.headers)
         raise _failure_of(server, attempt, answer, content, shown)
 
-    def _learn_leader(self, header: str | None) -> None:
-        self._leader = header.partition("=")[2] or None if header else None
-
-    def _lost(self, server: str, attempt: "_Attempt") -> None:
+    def _lost(self, server: str, attempt: "_Attempt", *, silent: bool = False) -> None:
         """A request was sent and not answered. It may have opened a session; a write is in doubt anyway."""
-        self._forget(server)
+        self.servers.lost(server, silent=silent)
         self._served |= attempt.method != "GET" and not attempt.writes
 
-    def _forget(self, server: str) -> None:
-        if server == self._leader:
-            self._leader = None
-        if server not in self.servers:
-            self._unreachable[server] = time.monotonic() + UNREACHABLE_FOR_S
+    async def _unless_silent(
+        self,
+        server: str,
+        servers: Sequence[str],
+        began_at: float,
+        send: Callable[[], Awaitable[Result]],
+        *,
+        once: bool = False,
+    ) -> Result:
+        """The result of `send`, unless the server is silent and another one of `servers` is not, as far as it is known.
+
+        It is silent if it answers neither this nor a ping. One that answers the ping is slow, and is waited for: the
+        same work elsewhere would only be done twice. What is to be sent `once` follows its ping.
+
+        Raises:
+            NothingWritten: the server is silent; or it was, and another one has answered since `began_at`.
+        """
+        others = [other for other in servers if other != server and not self.servers.is_avoided(other)]
+        sent_at = time.monotonic()
+        is_avoided = self.servers.is_avoided(server)
+        if is_avoided and any(self.servers.heard_since(other, began_at) for other in others):
+            raise failed_at(server, SILENT)
+        if is_avoided or not others:
+            return await send()
+        if once:
+            if not self.servers.heard_since(server, sent_at - HEARD_FOR_S) and not await self._answers(server):
+                raise failed_at(server, SILENT)
+            return await send()
+
+        async def doubt() -> None:
+            await asyncio.sleep(SILENT_S)
+            if not self.servers.heard_since(server, sent_at) and not await self._answers(server):
+                expire(sending)
+
+        try:
+            async with asyncio.timeout(None) as sending:
+                doubting = asyncio.create_task(doubt(), name=f"ping of {server}")
+                try:
+                    return await send()
+                finally:
+                    doubting.cancel()
+        except TimeoutError:
+            raise failed_at(server, SILENT) from None
+
+    async def _answers(self, server: str) -> bool:
+        """Whether the server is there: False if it does not answer a ping, True also if it cannot be sent one."""
+        shown = self._credentials.shown()
+        try:
+            async with (
+                asyncio.timeout(PING_S if shown.tls is None else 2 * PING_S),
+                self._session.get(
+                    shown.url(server, "/healthz"),
+                    headers={REQUEST_ID: new_request_id()},
+                    ssl=shown.context or True,
+                    server_hostname=shown.server_name,
+                    allow_redirects=False,
+                ),
+            ):
+                self.servers.answered(server)
+        except TimeoutError:
+            self.servers.lost(server, silent=True)
+            return False
+        except (aiohttp.ClientError, OSError):
+            pass  # What is to be sent will say what is wrong.
+        return True
 
 
 @dataclass(slots=True)
@@ -415,7 +482,9 @@ class _Attempt:
     repeatable: bool
     body: bytes | None
     headers: Mapping[str, str]
+    once: bool  # Of two copies both would take effect, or the later one would undo the first.
     awaits_record: bool = False
+    wait_s: float = 0.0  # How long a server may wait on purpose.
     patience: int = 1
     in_doubt: bool = False  # It writes, and was sent and not answered.
 

@@ -28,6 +28,7 @@ class NodeApi:
     metrics: Metrics
     streams: StreamLimit
     long_polls: LongPollLimit = field(default_factory=LongPollLimit)
+    leader_polls: LongPollLimit = field(default_factory=lambda: LongPollLimit("GET /leader wait for another leader"))
     sessions: SessionLimit = field(default_factory=SessionLimit)
     openings: SessionOpenings = field(default_factory=SessionOpenings)
     decoding: DecodingTurns = field(init=False)

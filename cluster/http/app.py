@@ -46,6 +46,7 @@ from .routes.admin import post_accept_code, post_expire, post_snapshot, post_tra
 from .routes.cluster import get_cluster
 from .routes.commands import post_commands
 from .routes.cursors import delete_cursor, get_cursor, get_cursors, put_cursor
+from .routes.leader import get_leader
 from .routes.members import delete_member, get_members, patch_member, post_members
 from .routes.peers import PEER_ROUTES
 from .routes.ranges import get_records
@@ -92,6 +93,7 @@ ROUTES = (
     Route("POST", QUERY_PATH, post_query, Role.READ),
     Route("GET", "/status", get_status, Role.READ),
     Route("GET", "/cluster", get_cluster, Role.READ),
+    Route("GET", "/leader", get_leader, Role.READ),
     Route("GET", "/members", get_members, Role.READ),
     Route("POST", "/members", post_members, Role.ADMIN),
     Route("PATCH", "/members/{node}", patch_member, Role.ADMIN),

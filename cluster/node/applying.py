@@ -98,7 +98,10 @@ class ApplyPorts:
 
 
 class Visibility:
-    """Wakes readers when the visible bounds grow. They share one future, so a commit costs one wake-up."""
+    """Wakes who waits for something to grow: the visible bounds, or the epoch that is heard.
+
+    They share one future, so a commit costs one wake-up.
+    """
 
     def __init__(self) -> None:
         self._growth: asyncio.Future[None] | None = None

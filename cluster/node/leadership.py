@@ -19,6 +19,7 @@ from quire.replication.net.hello import PeerInfo
 
 from ..control import Control, ControlTimes
 from ..errors import ClusterError, NodeStopping, NoLeader, NotLeader, StateUnavailable, TransferFailed
+from .applying import Visibility
 from .health import Health
 from .writing import Waiter
 
@@ -59,6 +60,7 @@ class Leadership:
         self._lost: Callable[[int, str], None] = lambda *_: None
         self._on_change: list[Callable[[actions.RoleChanged], None]] = []
         self._is_leaving = False
+        self._heard = Visibility()
         self.role = actions.RoleChanged(NodeRole.FORMING, 0, None, False, "")
         self.history: deque[Change] = deque(maxlen=HISTORY_LENGTH)
         self.changes = 0
@@ -189,9 +191,25 @@ class Leadership:
             return None
         return NotLeader(self.leader_id) if self.leader_id not in (None, self.node_id) else NoLeader()
 
+    @property
+    def serving_leader(self) -> str | None:
+        """The leader that this node hears; itself once it serves."""
+        return None if self.leader_id == self.node_id and not self.is_leader else self.leader_id
+
+    async def heard_above(self, epoch: int, wait_s: float) -> None:
+        """Return once there is a `serving_leader` of a later epoch, or after `wait_s`. Raises NodeStopping."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        while self.role.epoch <= epoch or self.serving_leader is None:
+            if not await self._heard.next_growth(deadline - loop.time()):
+                break
+        if self._is_leaving:
+            raise NodeStopping
+
     def leave(self) -> None:
         """This node stops: from now on it answers nothing as the leader."""
         self._is_leaving = True
+        self._heard.end()
 
     # The control plane's links
 
@@ -231,6 +249,7 @@ class Leadership:
     def role_changed(self, role: actions.RoleChanged) -> None:
         """Record the change; after a lost leadership, uncommitted writes get an unknown outcome."""
         was, self.role = self.role, role
+        self._heard.grew()
         if was.leader_id != role.leader_id or was.epoch != role.epoch:
             if role.leader_id not in (None, self._led_by):
                 self._led_by, self.changes = role.leader_id, self.changes + 1

@@ -218,7 +218,7 @@ CALLS = [
     ),
     Call(
         post("/sessions", b"{}"),
-        "session sequence session_window max_request_bytes history",
+        "session sequence session_window max_request_bytes history epoch",
         forwards=True,
         writes=True,
         largest_body=4096,
@@ -417,6 +417,14 @@ CALLS = [
     ),
     Call(get("/status")),
     Call(get("/cluster"), "node_id leader leaders snapshots nodes"),
+    Call(
+        get("/leader"),
+        "node_id leader epoch",
+        own=[
+            Row(429, "overloaded", get("/leader?wait_ms=1"), given=worlds.no_slots),
+            Row(503, "stopping", get("/leader?epoch=1000&wait_ms=1"), given=worlds.stopping, at=("n1",)),
+        ],
+    ),
     Call(get("/")),
     Call(get("/healthz"), "alive"),
     Call(

@@ -23,8 +23,12 @@ class ScriptedServer:
     steps: list[Step]
     address: str = ""
     requests: list[tuple[str, str, bytes]] = field(default_factory=list)
+    pings: int = 0
 
     async def handle(self, request: web.Request) -> web.Response:
+        if request.path == "/healthz":
+            self.pings += 1
+            return web.Response(headers={REQUEST_ID: request.headers.get(REQUEST_ID, "")})
         self.requests.append((request.method, request.path_qs, await request.read()))
         step = self.steps.pop(0) if len(self.steps) > 1 else self.steps[0]
         answer = step(request)

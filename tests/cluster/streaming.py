@@ -72,6 +72,9 @@ class StreamServer:
     problem: dict[str, Any] = field(default_factory=dict)
     changed: list[Any] = field(default_factory=list)  # The commands that meet the problem.
     gone_below: int = 0  # The replies of these sequences are gone.
+    epoch: int = 1
+    led: asyncio.Condition = field(default_factory=asyncio.Condition)
+    watched: list[int] = field(default_factory=list)  # The epochs of those who asked for a later leader, and wait.
     turned_away: int = 0  # Streams that were refused while it was stopping.
     evicts_at: Any = (
         None  # After it all sessions are evicted, the connection breaks, and `answering` must be set again.
@@ -98,7 +101,23 @@ class StreamServer:
             old.fenced = True
         sequence = len(self.sessions[session].replies)
         document = {"session": session, "sequence": sequence, "session_window": self.window}
-        return self._answer({**document, "max_request_bytes": self.message_bytes, "history": self.history})
+        limits = {"max_request_bytes": self.message_bytes, "history": self.history, "epoch": self.epoch}
+        return self._answer({**document, **limits})
+
+    async def tell(self, request: web.Request) -> web.Response:
+        """As a follower: its leader, once that has a later epoch than the caller knows."""
+        known, wait_ms = int(request.query["epoch"]), int(request.query["wait_ms"])
+        if wait_ms:
+            self.watched.append(known)
+            async with self.led, asyncio.timeout(wait_ms / 1000):
+                await self.led.wait_for(lambda: self.epoch > known)
+        return self._answer({"node_id": "n2", "leader": "n1", "epoch": self.epoch})
+
+    async def leads(self, address: str) -> None:
+        """Another server leads the next epoch."""
+        async with self.led:
+            self.leader, self.epoch = address, self.epoch + 1
+            self.led.notify_all()
 
     async def look(self, request: web.Request) -> web.Response:
         self.calls.append((request.method, request.path))
@@ -164,7 +183,9 @@ class StreamServer:
             self.answering.clear()
         if fault in (Fault.NOT_ANSWERED, Fault.CHANGED):
             return self._break(request)
-        await socket.send_bytes(pack([sequence, None if repeated else len(self.executed), 1, results, refused]))
+        await socket.send_bytes(
+            pack([sequence, None if repeated else len(self.executed), self.epoch, results, refused])
+        )
         return self._break(request) if fault is Fault.ANSWERED else True
 
     def _break(self, request: web.Request) -> bool:
@@ -238,6 +259,7 @@ async def streaming(
         [
             web.post("/sessions", server.open),
             web.get("/readyz", server.ready),
+            web.get("/leader", server.tell),
             web.get("/status", server.status),
             web.route("*", "/sessions/{session}", server.look),
             web.get("/commands/stream", server.stream),

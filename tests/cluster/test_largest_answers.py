@@ -77,6 +77,7 @@ LARGEST = {
     "POST /query": Largest("/query", {"request": ["scan", "key", None, 1000]}),
     "GET /status": Largest("/status"),
     "GET /cluster": Largest("/cluster"),
+    "GET /leader": Largest("/leader"),
     "GET /members": Largest("/members"),
     "POST /members": Largest("/members", {"members": {}}),
     "PATCH /members/{node}": Largest("/members/n1", {"drained": False}),

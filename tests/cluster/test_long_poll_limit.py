@@ -39,7 +39,7 @@ async def polls(limit: LongPollLimit, transport: Transport, held: asyncio.Event)
 
 @pytest.mark.asyncio
 async def test_the_refused_of_one_turn_look_at_the_waiting_once_and_the_gone_make_room() -> None:
-    limit, held, transports = LongPollLimit(LIMIT), asyncio.Event(), [Transport() for _ in range(LIMIT)]
+    limit, held, transports = LongPollLimit(limit=LIMIT), asyncio.Event(), [Transport() for _ in range(LIMIT)]
     waiting = [asyncio.create_task(polls(limit, transport, held)) for transport in transports]
     await asyncio.sleep(0)
     assert len(limit) == LIMIT

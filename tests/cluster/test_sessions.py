@@ -159,7 +159,7 @@ async def test_reopening_a_name_continues_its_sequence_and_fences_the_old_sessio
     fenced = await send(cluster, at, old["session"], 2, ["add", 5])
     again = await send(cluster, at, new["session"], 1, ["add", 5])
 
-    limits = {"session_window": 8192, "max_request_bytes": 1 << 20, "history": old["history"]}
+    limits = {"session_window": 8192, "max_request_bytes": 1 << 20, "history": old["history"], "epoch": old["epoch"]}
     assert new == {"session": new["session"], "sequence": 1, **limits}
     assert (fenced.status, fenced.document["code"]) == (409, "SESSION_FENCED")
     assert again.document["results"] == done.document["results"]

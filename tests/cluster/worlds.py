@@ -302,6 +302,7 @@ async def no_slots(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, N
     assert app is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(app[API].long_polls, "_limit", 0)
+        patch.setattr(app[API].leader_polls, "_limit", 0)
         patch.setattr(app[API].streams, "_limit", 0)
         yield {"session": str((await _done(cluster, "/sessions", b"{}")).document["session"])}
 

@@ -40,9 +40,11 @@ class ConcurrencyLimit:
 
 
 class LongPollLimit:
-    """At most `limit` requests wait at the end of the log. One event loop."""
+    """At most `limit` requests wait for one thing, as at the end of the log. One event loop."""
 
-    def __init__(self, limit: int = LONG_POLLS_LIMIT) -> None:
+    def __init__(self, what: str = "GET /records wait for a record", limit: int = LONG_POLLS_LIMIT) -> None:
+        """`what` names the requests, and what they wait for."""
+        self._what = what
         self._limit = limit
         self._tasks: dict[asyncio.Task[object], tuple[web.Request, str]] = {}
         self._of_origin: Counter[str] = Counter()
@@ -65,7 +67,7 @@ class LongPollLimit:
             self._cancel_abandoned()
         if self._is_full(origin):
             is_whole = len(self._tasks) >= self._limit
-            raise full(self._limit, "requests of GET /records wait for a record", is_whole=is_whole)
+            raise full(self._limit, f"requests of {self._what}", is_whole=is_whole)
         self._tasks[task] = request, origin
         self._of_origin[origin] += 1
         try:

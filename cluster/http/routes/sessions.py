@@ -40,10 +40,11 @@ LOOKUPS_OF_ROW = 8  # To look up so many sessions costs as much as a row.
 
 
 async def post_sessions(request: web.Request) -> web.StreamResponse:
-    """{"session", "sequence", "session_window", "max_request_bytes", "history"} of a new session.
+    """{"session", "sequence", "session_window", "max_request_bytes", "history", "epoch"} of a new session.
 
     `sequence` is the last one that was used under its name, or 0. The next two limit what it may send at once.
-    Commands that name `history` in `Quire-History` are refused by a cluster that was recovered since.
+    Commands that name `history` in `Quire-History` are refused by a cluster that was recovered since. `epoch` is
+    that of the leader that opened it.
     """
     api = request.app[API]
     parameters_of(request)
@@ -69,7 +70,8 @@ async def post_sessions(request: web.Request) -> web.StreamResponse:
         raise SessionOwned(text) if code == SESSION_OWNED else SessionsFull(text)
     window = min(components.sessions.window, config.max_commands)
     limits = {"session_window": window, "max_request_bytes": config.max_request_bytes}
-    return answer(request, {**reply.results[0], **limits, "history": components.history})
+    its = {"history": components.history, "epoch": reply.epoch}
+    return answer(request, {**reply.results[0], **limits, **its})
 
 
 def _name_of(request: web.Request, body: bytes) -> str | None:

@@ -82,6 +82,7 @@ NODE = (
     Known("POST", "/query", parameters={"consistency": "local", "max_lag": "1"}, body={"request": None}),
     Known("GET", "/status"),
     Known("GET", "/cluster"),
+    Known("GET", "/leader", parameters={"epoch": "1", "wait_ms": "1"}),
     Known("POST", "/admin/transfer", body={"target": "n2"}),
     Known("GET", "/members"),
     Known("POST", "/members", body={"members": {"n2": "127.0.0.1:1"}}),
