@@ -14,7 +14,7 @@ class Servers:
     """The servers that a caller named, the leader as far as it is known, and when each was heard."""
 
     def __init__(self, named: Sequence[str]) -> None:
-        self.named = tuple(named)
+        self.named = tuple(dict.fromkeys(named))
         self.leader: str | None = None
         self._heard_at: dict[str, float] = {}
         self._avoided_until: dict[str, float] = {}
