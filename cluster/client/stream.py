@@ -7,7 +7,7 @@ The pipeline decides what is sent, and what an answer or a lost connection means
          │              └─ backoff ◄───┘
          └─ SESSION_EXPIRED (of an unnamed session), a message in doubt that is refused for its content
 
-While there is work or an open stream, another server tells who leads (`leader_watch.py`). Once another node leads, in a
+While there is work or an open stream, another server tells who leads (`leader/watch.py`). Once another node leads, in a
 later epoch, the client leaves the stream to the one before and resends what is in flight: under a session that is safe,
 so nobody waits for a proof that the old leader is gone.
 """
@@ -39,7 +39,7 @@ from .errors import (
     Unauthorized,
     Unavailable,
 )
-from .leader_watch import LeaderWatch
+from .leader.watch import LeaderWatch
 from .pipeline import OutOfSequence, Pipeline
 from .transport import CHECK_FAILED, HISTORY_TEXT, MACHINE_FAILED, Transport
 

@@ -65,7 +65,7 @@ from .errors import (
     refusals_of,
 )
 from .forks import Sockets, closed, opened
-from .servers import Servers
+from .leader.servers import Servers
 
 REFUSED_GRACE_S = 3.0  # A client that nobody served yet waits so long for nodes that are just being started.
 CONNECT_TIMEOUT_S = 1.0

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypedDict
 
-from .attempts import NothingWritten, expire, log
-from .documents import document_of
-from .errors import ClientError
-from .transport import Transport
+from ..attempts import NothingWritten, expire, log
+from ..documents import document_of
+from ..errors import ClientError
+from ..transport import Transport
 
 POLL_S = 30.0
 AGAIN_S = 4.0  # After all of them failed.
