@@ -26,13 +26,7 @@ from quire.log import (
 
 from .core import Core, Reason, actions, events
 from .core.membership.changing import Wanted
-from .core.messages import (
-    Ack,
-    HeartbeatEcho,
-    PositionReport,
-    Promise,
-    Snapshot,
-)
+from .core.messages import Ack, HeartbeatEcho, PositionReport, Promise, Snapshot
 from .disk import Disk, OwnerT, Placed, Share, Write
 from .durations import Durations
 from .net.wire import Positions, Shipment

@@ -437,17 +437,21 @@ class Transport:
             return await send()
 
         async def doubt() -> None:
-            await asyncio.sleep(SILENT_S)
             if not self.servers.heard_since(server, sent_at) and not await self._answers(server):
                 expire(sending)
 
         try:
             async with asyncio.timeout(None) as sending:
-                doubting = asyncio.create_task(doubt(), name=f"ping of {server}")
+                pings: list[asyncio.Task[None]] = []
+                timer = asyncio.get_running_loop().call_later(
+                    SILENT_S, lambda: pings.append(asyncio.create_task(doubt(), name=f"ping of {server}"))
+                )
                 try:
                     return await send()
                 finally:
-                    doubting.cancel()
+                    timer.cancel()
+                    for ping in pings:
+                        ping.cancel()
         except TimeoutError:
             raise failed_at(server, SILENT) from None
 

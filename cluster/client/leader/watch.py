@@ -39,7 +39,8 @@ class LeaderWatch:
         try:
             while True:
                 others = [server for server in servers.in_order() if server != servers.leader]
-                if [await self._asked(server) for server in others].count(False) == len(others):
+                told = [await self._asked(server) for server in others]
+                if not any(told):
                     with suppress(TimeoutError):
                         async with asyncio.timeout(None) as self._asking:
                             await asyncio.sleep(AGAIN_S)
