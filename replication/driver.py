@@ -190,9 +190,12 @@ class Driver(Generic[OwnerT]):
             try:
                 self._carry_out(action)
             except LogError:
-                for told in step[at:]:  # Whoever is answered by this step waits for that.
-                    if isinstance(told, actions.NodeAction):
-                        self._tell_node(told)
+                for left in step[at:]:  # Whoever is answered by this step waits for that.
+                    if isinstance(left, actions.NodeAction):
+                        self._tell_node(left)
+                    elif isinstance(left, actions.AppendRequests):
+                        for request in left.requests:
+                            self._tell_node(actions.RejectRequest(request, Reason.NOT_LEADER))
                 raise
 
     def log_failed(self, error: LogError) -> None:
@@ -275,9 +278,8 @@ class Driver(Generic[OwnerT]):
             case actions.RoleChanged():
                 self._ports.role.role_changed(action)
             case actions.RejectRequest(write, reason):
-                self._ports.writes.rejected(
-                    cast("Write[OwnerT]", write), reason
-                )  # The core returns what `propose` gave it.
+                # The core returns what `propose` gave it.
+                self._ports.writes.rejected(cast("Write[OwnerT]", write), reason)
             case actions.ReadReady(read_id, index):
                 self._ports.reads.read_ready(read_id, index)
             case actions.TransferEnded(reason):

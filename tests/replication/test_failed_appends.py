@@ -56,6 +56,19 @@ def test_what_the_same_step_answers_is_told_though_its_append_breaks_the_log() -
     assert owner.reads == {9: 5}
 
 
+def test_a_write_that_is_to_be_appended_after_an_action_that_breaks_the_log_is_refused() -> None:
+    node, driver, device, owner = leading()
+    node.storage.failing = lambda _, name: name.endswith(UNFINISHED_SUFFIX)
+    for _ in range(3):
+        driver.propose(blob(30_000))
+        driver.pass_on_proposed()
+        device.let_go()
+    breaks, left = blob(1), blob(2)
+    with pytest.raises(LogReadOnly):
+        driver.carry_out_step(events.Tick(), [actions.AppendRequests(1, 0, (write,)) for write in (breaks, left)])
+    assert owner.rejections == [(left, Reason.NOT_LEADER)]
+
+
 def test_writes_that_wait_when_the_program_has_a_bug_are_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     node, driver, _, owner = leading()
     first, waits = blob(30_000), blob(30_000)
