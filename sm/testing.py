@@ -34,12 +34,12 @@ LIMITS_BYTES = (1, 16, 256, 4096, 65_536)
 """Limits on the state that a machine with `limit_state` is tried with."""
 SURROUNDINGS = (("0", "UTC0"), ("1", "XYZ-9"), ("4242", "ABC+7"))
 """PYTHONHASHSEED and time zone of each process."""
-CHILD_DEADLINE_S = 120
 TIMESTAMP = 1_700_000_000_000_000
 SECOND_US = 1_000_000
 DAY_US = 86_400 * SECOND_US
-COURSES = ((0,), (SECOND_US,), (DAY_US,), (0, SECOND_US, 40 * DAY_US))
-"""How the log's time passes: microseconds from each command to the next, again and again."""
+COURSES = ((0,), (SECOND_US,), (DAY_US,), (0, SECOND_US, 300 * SECOND_US, 40 * DAY_US))
+"""How the log's time passes: microseconds from each command to the next, again and again. Each day has its epoch."""
+CHILD_DEADLINE_S = 120 * len(COURSES)
 SHOWN_CHARACTERS = 200
 
 
@@ -313,7 +313,7 @@ def _frames(log: "_Log") -> Iterator[bytes]:
         batch = log.commands[start : start + size]
         raw = encode_frame(
             index=start,
-            epoch=1,
+            epoch=log.epoch(start),
             timestamp=log.timestamp(start),
             count=len(batch),
             prev_crc32c=prev_crc32c,
@@ -336,6 +336,14 @@ class _Log(NamedTuple):
         rounds, rest = divmod(position, len(self.steps))
         return TIMESTAMP + rounds * sum(self.steps) + sum(self.steps[:rest])
 
+    def epoch(self, position: int) -> int:
+        """The epoch of the leader that wrote a command."""
+        return 1 + (self.timestamp(position) - TIMESTAMP) // DAY_US
+
+    def context(self, position: int) -> Context:
+        """What a command is applied with."""
+        return Context(position, self.epoch(position), self.timestamp(position))
+
     def at(self, position: int) -> str:
         """A command, for a finding."""
         later = timedelta(microseconds=self.timestamp(position) - TIMESTAMP)
@@ -346,7 +354,7 @@ class _Log(NamedTuple):
     def apply(self, machine: StateMachine, position: int, context: Context | None = None) -> object:
         """The result or the Refused. Raises MachineFaulty."""
         try:
-            return machine.apply(self.commands[position], context or Context(position, 1, self.timestamp(position)))
+            return machine.apply(self.commands[position], context or self.context(position))
         except Refused as refusal:
             return refusal
         except Exception as error:

@@ -137,6 +137,24 @@ class DrawsWithinAMinute(Timed):
         return random.getrandbits(64) if 0 < elapsed_us < 60_000_000 else count
 
 
+class DrawsAfterAPause(Sound):
+    """When some minutes passed since the last word."""
+
+    last: int | None = None
+
+    def apply(self, command: Any, context: Context) -> Any:
+        pause_us = context.timestamp - (self.last or context.timestamp)
+        self.last = context.timestamp
+        count = super().apply(command, context)
+        return random.getrandbits(64) if 60_000_000 < pause_us < 3_600_000_000 else count
+
+
+class DrawsUnderAnotherLeader(Sound):
+    def apply(self, command: Any, context: Context) -> Any:
+        count = super().apply(command, context)
+        return random.getrandbits(64) if context.epoch > 1 else count
+
+
 class ForgetsTheTime(Timed):
     def snapshot(self) -> Iterator[bytes]:
         yield pack([self.words, None])

@@ -92,6 +92,11 @@ def test_the_built_in_machines_and_a_sound_one_pass(
         ("LooksAtTheClock", "answered '00' in one process and '09' in another"),
         ("DrawsAfterAMinute", r"command 1, 'be' \(1 day, 0:00:00 after the first\) with \d+, and the original \d+"),
         ("DrawsWithinAMinute", r"command 1, 'be' \(0:00:01 after the first\) with \d+, and the original \d+"),
+        ("DrawsAfterAPause", r"command 3, 'not' \(0:05:01 after the first\) with \d+, and the original \d+"),
+        (
+            "DrawsUnderAnotherLeader",
+            r"command 1, 'be' \(1 day, 0:00:00 after the first\) with \d+, and the original \d+",
+        ),
         ("ForgetsTheTime", r"command 6, 'that' \(0:00:06 after the first\) with \[5, 1000000\], .* \[5, 6000000\]"),
         (
             "RefusesOnceRestored",
