@@ -148,7 +148,7 @@ class LogState:
     def _lost(self, reason: str) -> None:
         """The files are not in place: the open ones may be recovered, so buffered frames are written to them first."""
         if self.failure is None:
-            with suppress(OSError):  # The log fails in any case, for the reason that matters more.
+            with suppress(OSError, NoRoom):  # The log fails in any case, for the reason that matters more.
                 self.writer.write_out()
         self.fail(reason)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.log import FileDirectory, FileUnlinked, Log, LogOptions, LogReadOnly, Tail
+from quire.log import DiskFull, FileDirectory, FileUnlinked, Log, LogOptions, LogReadOnly, Tail
 from quire.log.options import FLUSH_ALWAYS
 from quire.replication import PromiseFile, Witnesses
 from quire.replication.core.messages import Promise
@@ -90,6 +90,29 @@ def test_two_looks_that_accuse_the_same_file_end_the_log(tmp_path: Path, damage:
         assert f"not stop process {os.getpid()}" in log.watch.lost
         with pytest.raises(LogReadOnly):
             log.append([b"x"])
+
+
+def test_a_log_that_waits_for_room_ends_when_its_files_are_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with closing(opened(tmp_path / "d")) as log:
+        write(log)
+        log.append([b"x"])
+        with monkeypatch.context() as stuck:
+            stuck.setattr(os, "pwrite", full)
+            with pytest.raises(DiskFull):
+                log.begin_flush()
+            (tmp_path / "d").rename(tmp_path / "moved")
+            log.watch.look()
+            log.watch.judge()
+            log.watch.look()
+            with pytest.raises(LogReadOnly, match="d is now"):
+                log.watch.judge()
+        with pytest.raises(LogReadOnly):  # There is room again.
+            log.begin_flush()
 
 
 @pytest.mark.parametrize("damage", ["the_directory_is_removed", "the_write_segment_is_removed"])
