@@ -250,7 +250,7 @@ class Log:
     def append_frames(self, raw: bytes | bytearray | memoryview, check_members: CheckMembers = any_members) -> int:
         """Buffer a peer's frames unchanged; return highest_index. Those of kind `system` are `reserved`.
 
-        All or none; but if there is no descriptor to remove some again, whole frames up to highest_index stay.
+        All or none; but without a descriptor or room to remove some again, whole frames up to highest_index stay.
         `check_members` gets the payload and index of each members record; it may raise PayloadInvalid.
 
         Raises:

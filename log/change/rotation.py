@@ -4,10 +4,10 @@ The steps, in this order:
 
 1. Write the old segment's index file. Make the new store under an unfinished name: allocate it, or on a nearly full
    disk what the next frame needs; write and sync its header. A full disk is found here, before anything has changed.
-2. Write out, trim and sync the old store; then write and sync the mark, which is now at its end. From here on the old
-   segment is sealed, and anything invalid in it is rot. If an overwrite finds no room, the new store is removed and the
-   old segment stays the last: all that step 2 has done to it is also true of a write segment.
-3. Give the new store its name and sync the folder. Only then append to it: if a power loss takes the name, no frame
+2. Write out and sync the old store; then write and sync the mark, which is now at its end. If an overwrite finds no
+   room, the new store is removed and the old segment stays the last, with the room that it has, the reserve included.
+3. Trim and sync the old store. From here on it is sealed, and anything invalid in it is rot.
+4. Give the new store its name and sync the folder. Only then append to it: if a power loss takes the name, no frame
    goes with it.
 """
 
@@ -102,7 +102,8 @@ def rotate(state: LogState, size: int) -> None:
 def _seal(state: LogState, old: WriteSegment) -> None:
     state.settle_flush()
     old.write_out()
-    old.trim()
     old.store.sync()
     state.set_durable(state.tail, old.segment, old.segment.end)
     state.mark.write_synced(state.next_mark())
+    old.trim()
+    old.store.sync()

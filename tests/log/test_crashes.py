@@ -335,10 +335,11 @@ def test_a_rotation_seals_the_old_store_and_the_mark_before_the_new_one_has_its_
         ("allocate", unfinished),
         ("write", unfinished),
         ("sync", unfinished),
-        ("truncate", old),
         ("sync", old),
         ("write", "mark"),
         ("sync", "mark"),
+        ("truncate", old),
+        ("sync", old),
         ("rename", unfinished),
         ("sync folder", "disk/log"),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import pytest
 
 from quire.log import DiskFull, FrameHeader, Kind, Log, LogOptions, ResourcesExhausted, encode_system
 from quire.log.change.truncation import room_of
-from quire.log.simulated import Disk
+from quire.log.simulated import Disk, Keep
 from tests.log.histories import SMALL, all_frames, open_log
 
 RESERVED = encode_system({"type": "epoch_start", "node_id": "n1"})
@@ -203,3 +204,19 @@ def test_a_write_segment_is_never_allocated_beyond_4_gib_whatever_of_the_reserve
         assert needed == min(end + reserve, edge)
     small = LogOptions(segment_bytes=1 << 20, reserve_bytes=reserve)
     assert room_of(1 << 21, small) == ((1 << 21) + reserve, (1 << 21) + reserve)
+
+
+def test_a_rotation_whose_mark_finds_no_room_keeps_the_reserve() -> None:
+    disk = Disk()
+    log = open_log(disk, ROOMY, standalone=False)
+    disk.failing = lambda operation, name: errno.ENOSPC if (operation, name) == ("write", "mark") else 0
+    append_until_refused(lambda: (log.append(["x" * 50]), log.flush()))
+    assert len(log.segments.bases) == 1
+    left = log.room.left
+    assert left >= ROOMY.reserve
+    disk.full = True
+    assert append_until_refused(lambda: append_reserved(log)) == left // SIZE
+    log.flush()
+    disk.failing, disk.full = None, False
+    disk.lose_power(Keep.NOTHING)
+    assert len(all_frames(open_log(disk, ROOMY, standalone=False))) == log.bounds.highest_index
