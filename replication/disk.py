@@ -397,9 +397,9 @@ class Disk:
         ).index
 
     def probe_room(self) -> RoomProbed:
-        """Whether an append finds room now. Writes nothing; asks the file system only if no room is allocated."""
-        has_room = self.log.room.probe()
-        return RoomProbed(has_room, has_room or self.log.room.left >= EPOCH_RECORD_BYTES)
+        """Whether an append finds room now. If no room is allocated it asks the file system, and writes what waits."""
+        has_room, room = self.log.room.probe(), self.log.room
+        return RoomProbed(has_room, has_room or room.left >= EPOCH_RECORD_BYTES, is_written=not room.is_stuck)
 
     def append_frames(self, raw: bytes) -> None:
         """Append a leader's frames, as `Log.append_frames`; none of them if a members record in them is invalid."""

@@ -61,6 +61,11 @@ class Room:
         return self._state.writer.room
 
     @property
+    def is_stuck(self) -> bool:
+        """Whether appended frames wait in memory because the disk has no room for an overwrite."""
+        return self._state.writer.is_stuck
+
+    @property
     def allocated(self) -> int:
         """Bytes on disk of the segment that grows, those of its frames included."""
         return self._state.writer.allocated

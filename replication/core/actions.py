@@ -78,7 +78,7 @@ class Expire:
 
 @dataclass(frozen=True, slots=True)
 class ProbeRoom:
-    """Find out whether a full disk has room again, without writing anything; then `RoomProbed`."""
+    """Find out whether a full disk has room again, writing only frames that wait for it; then `RoomProbed`."""
 
 
 # Network

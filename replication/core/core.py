@@ -344,7 +344,7 @@ class Core:
                 self.writer.end_expiry(is_over=is_over)
             case events.RoomProbed():
                 self.state.fitness.room_probed(self.state, event)
-                self.writer.unflushed |= event.has_room  # What waited for room was written out just now.
+                self.writer.unflushed |= event.is_written  # Some of it may have waited for room.
             case events.DiskFailed(reason):
                 self._step_down(reason)
                 self.state.halt(reason)

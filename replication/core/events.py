@@ -58,10 +58,14 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class RoomProbed:
-    """The answer to `ProbeRoom`. `has_reserve`: there is room at least for this node's own system records."""
+    """The answer to `ProbeRoom`. `has_reserve`: there is room at least for this node's own system records.
+
+    `is_written`: all that was appended is in the file, to be flushed, even if the file cannot grow.
+    """
 
     has_room: bool
     has_reserve: bool
+    is_written: bool = False
 
 
 @dataclass(frozen=True, slots=True)

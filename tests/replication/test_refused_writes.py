@@ -71,3 +71,26 @@ def test_a_write_proposed_in_the_turn_in_which_an_earlier_one_is_refused_is_refu
 
     assert [share.write for placed in owner.placements for share in placed.shares] == [earlier, first]
     assert owner.rejections == [(too_large, Reason.DISK_FULL), (later, Reason.DISK_FULL)]
+
+
+def test_frames_that_waited_for_room_are_flushed_once_they_are_written_though_no_file_can_grow_yet() -> None:
+    node, driver, device, _ = leading()
+    disk, log = node.storage, node.running.log
+    for _ in range(2):
+        driver.propose(blob(25_000))
+        driver.pass_on_proposed()
+        device.let_go()
+    disk.full = disk.copies_on_write = True
+    driver.propose(records("waits"))
+    driver.pass_on_proposed()
+    assert (log.room.is_stuck, device.waiting) == (True, [])
+
+    disk.copies_on_write = False
+    for _ in range(200):
+        device.world.now += 200_000
+        driver.tick()
+        while device.waiting:
+            device.let_go()
+
+    assert not log.room.probe()
+    assert driver.core.commit_index == log.durable_index == log.tail.index
