@@ -181,12 +181,12 @@ class LogState:
 
     def prepare_spare(self) -> None:
         """Begin to allocate the next segment's store in another thread, once half of this one is full."""
-        spare, segments = self.spare, self.segments
-        if spare is None or spare.has_begun or segments.elsewhere is None:
+        spare, elsewhere = self.spare, self.segments.elsewhere
+        if spare is None or spare.has_begun or elsewhere is None:
             return
         if 2 * self.writer.segment.end > self.options.segment_bytes:
             spare.has_begun = True
-            segments.elsewhere(spare.prepare)
+            elsewhere(lambda: spare.prepare(elsewhere))
 
     def settle_flush(self) -> None:
         """Finish a flush in progress here, so that no two syncs of one file run at once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from quire.log import FLUSH_ALWAYS, FileDirectory, FileStorage, GroupFlusher, Log, LogOptions, files
-from quire.log.simulated import Disk, Keep
+from quire.log.change import spare
+from quire.log.simulated import Disk, FaultyStorage, Keep
 from tests.log.histories import CLUSTER_ID, Clock, all_frames, open_log
 
 OPTIONS = LogOptions(segment_bytes=1 << 16, max_frame_bytes=1 << 14, flush_policy=FLUSH_ALWAYS)
@@ -47,9 +49,10 @@ async def test_a_segment_of_zeros_is_written_in_the_thread_that_flushes(
     await flusher.close()
     log.close()
 
-    large = [thread for thread, grown in allocated if grown > 2 << 20]
-    assert set(large) == {"log-flush_0"}
-    assert len(large) >= 3
+    ahead = [thread for thread, grown in allocated if grown == spare.PIECE_BYTES and thread != "MainThread"]
+    assert set(ahead) == {"log-flush_0"}
+    assert len(ahead) >= 3 * 4
+    assert max(grown for _, grown in allocated) <= spare.PIECE_BYTES
     again = Log.open(directory, options, cluster_id=CLUSTER_ID, clock=Clock(), standalone=True)
     all_frames(again)
     assert {name.split(".", 1)[1] for name in directory.child("log").list()} == {"store", "index"}
@@ -72,6 +75,35 @@ def test_a_rotation_takes_what_was_allocated_for_it_or_allocates_the_least(prepa
     assert (log.room.left > OPTIONS.segment_bytes // 2) == prepared
     disk.lose_power(Keep.NOTHING)
     all_frames(open_log(disk, OPTIONS))
+
+
+def test_a_flush_waits_for_one_piece_of_the_zeros_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    grown: list[int] = []
+    allocate = FaultyStorage.allocate
+
+    def noted(storage: FaultyStorage, length: int) -> None:
+        grown.append(length - storage.size)
+        allocate(storage, length)
+
+    monkeypatch.setattr(FaultyStorage, "allocate", noted)
+    monkeypatch.setattr(spare, "PIECE_BYTES", 1 << 12)
+    disk, in_order = Disk(), deque[Callable[[], None]]()
+    disk.writes_zeros = True
+    log = open_log(disk, OPTIONS)
+    log.segments.elsewhere = in_order.append
+    while len(log.segments.bases) < 4:
+        log.append(["x" * 1_000])
+        flush = log.begin_flush()
+        assert flush is not None
+        in_order.append(flush.run)
+        grown.clear()
+        block: Callable[[], None] | None = None
+        while block != flush.run:
+            block = in_order.popleft()
+            block()
+        assert sum(grown) <= spare.PIECE_BYTES
+        log.end_flush(flush)
+    assert log.room.left > OPTIONS.segment_bytes // 2, "it was ready all the same"
 
 
 def test_without_room_for_a_whole_segment_ahead_of_time_the_log_goes_on() -> None:
