@@ -350,26 +350,6 @@ def _open_as(descriptor: int) -> str:
     return f"open as /proc/{os.getpid()}/fd/{descriptor}"
 
 
-def _move(old: str, new: str) -> None:
-    """Rename a file or folder. A folder of an overlay's lower layer, which it does not rename, is copied and removed.
-
-    A crash leaves the copy under an unfinished name, or both.
-    """
-    try:
-        os.replace(old, new)
-    except OSError as error:
-        if error.errno != errno.EXDEV or not os.path.isdir(old):
-            raise
-        unfinished = f"{new}.new"
-        make_folder(Path(unfinished))
-        for name in os.listdir(old):
-            _copy(f"{old}/{name}", f"{unfinished}/{name}")
-        sync_folder(unfinished)
-        os.replace(unfinished, new)
-        sync_folder(os.path.dirname(new))
-        shutil.rmtree(old)
-
-
 def _copy(source: str, target: str) -> None:
     with open(open_regular(source), "rb") as file, open(target, "wb", opener=open_file) as copy:
         shutil.copyfileobj(file, copy)
@@ -407,7 +387,7 @@ class FileDirectory:
         for file in list(self._files):
             file.removed(new)  # Before it loses its name: a sync in another thread must not report it as lost.
         with naming("rename", old):
-            _move(old, new)
+            os.replace(old, new)
         for file in list(self._files):
             file.renamed(old, new)
 
@@ -416,7 +396,30 @@ class FileDirectory:
         for file in list(self._files):
             file.removed(path)
         with naming("rename", path):
-            _move(path, f"{folder.path}/{target}")
+            try:
+                os.replace(path, f"{folder.path}/{target}")
+            except OSError as error:
+                if error.errno != errno.EXDEV or not os.path.isdir(path):
+                    raise
+                self._copy(source, folder, target)
+
+    def _copy(self, source: str, folder: Directory, target: str) -> None:
+        """Copy a folder of an overlay's lower layer, which it does not rename, and then remove it.
+
+        A crash leaves the copy under an unfinished name, or both. The last names go first, each durably: without its
+        manifest, a snapshot does not count.
+        """
+        old, unfinished = self.child(source), folder.child(f"{target}.copy.new")
+        names = sorted(old.list())
+        for name in names:
+            _copy(f"{old.path}/{name}", f"{unfinished.path}/{name}")
+        unfinished.sync()
+        folder.rename(f"{target}.copy.new", target)
+        folder.sync()
+        for name in reversed(names):
+            old.remove(name)
+            old.sync()
+        self.remove_child(source)
 
     def remove(self, name: str) -> None:
         path = f"{self._path}/{name}"

@@ -101,14 +101,14 @@ class Directory(Protocol):
         ...
 
     def rename(self, source: str, target: str) -> None:
-        """Rename the file or folder `source` to `target`; a file replaces a file of that name.
-
-        A folder that the file system does not rename is copied, and then removed.
-        """
+        """Rename the file or folder `source` to `target`; a file replaces a file of that name."""
         ...
 
     def move(self, source: str, folder: Directory, target: str) -> None:
-        """Move `source` to another folder of the same disk, as `target`; durable when both folders are synced."""
+        """Move `source` to another folder of the same disk, as `target`; durable when both folders are synced.
+
+        A folder that the file system does not rename (EXDEV) is copied, and then removed.
+        """
         ...
 
     def remove(self, name: str) -> None:

@@ -1,7 +1,7 @@
 """The next segment's store, allocated ahead of time in another thread, where that means to write zeros.
 
-They are written in pieces, since flushes wait for that thread. The store has an unfinished name, as in a rotation, so the
-next open removes it. A rotation that finds none ready allocates no more than the next frame needs.
+They are written in pieces, since flushes wait for that thread. The store has an unfinished name, as in a rotation, so
+the next open removes it. A rotation that finds none ready allocates no more than the next frame needs.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     snapshots/00000000000000042000.new/      being written
     snapshots/00000000000000042000/          whole: manifest, 00000000.chunk, 00000001.chunk, ...; code
-    snapshots/00000000000000042000.gone/     being removed
+    snapshots/00000000000000042000.1.gone/   being removed
     snapshots/00000000000000042000.part/     being fetched from another node (part.py)
     quarantine/snapshot-1-00000000000000042000/      damaged; the program never removes it
 
@@ -11,9 +11,10 @@ The steps, and why they are in this order:
 1. Each chunk is written and synced, then the manifest, then the `.new` folder: when it gets its name, it is whole.
 2. The folder is renamed and `snapshots/` is synced: from here on the snapshot is valid.
 3. A snapshot older than the two newest is renamed to `.gone`, `snapshots/` is synced, and only then is the folder
-   emptied: a folder without a suffix is never a partial snapshot.
+   emptied. Where an overlay does not rename it, its manifest is renamed to `manifest.gone` instead, which goes last. So
+   a folder without a suffix that has its manifest is never partly removed.
 
-A crash leaves `.new` and `.gone` folders, which `open` removes.
+A crash leaves `.new` and `.gone` folders, and one with a `manifest.gone`; `open` removes them.
 
 Other programs may remove or truncate files while this one runs. So before anything is deleted because a snapshot
 replaces it (segments of the log, or an older snapshot), `check_newest` checks the files of the two newest.
@@ -21,7 +22,7 @@ replaces it (segments of the log, or an older snapshot), `check_newest` checks t
 
 import errno
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from hashlib import sha256
 from threading import Lock
 from typing import NamedTuple
@@ -29,6 +30,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from quire.log import Directory, DiskFull, NotRegularFile, ResourcesExhausted, Tail, Unreadable, is_exhaustion
+from quire.log.files import refusing_full
 
 from ..applier import Applier
 from ..boundary import LOG_START, Boundary
@@ -60,6 +62,7 @@ KEPT_SNAPSHOTS = 2
 NAME_DIGITS = 20
 _CRC_BYTES, _CODE_BYTES = 4, 36
 _NEW, _GONE = ".new", ".gone"
+_RETIRED = MANIFEST_NAME + _GONE
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -124,7 +127,10 @@ class SnapshotStore:
             try:
                 store._manifests[int(name)] = store._read_manifest(name)
             except SnapshotDamaged as damage:
-                store.quarantine(int(name), damage)
+                if store._is_retired(name):
+                    store.delete_folder(name)
+                else:
+                    store.quarantine(int(name), damage)
         for name in names:
             if name.endswith((_NEW, _GONE)):
                 store.delete_folder(name)
@@ -182,7 +188,8 @@ class SnapshotStore:
 
         Raises:
             SnapshotDamaged: its manifest is damaged; it does not become valid.
-            ResourcesExhausted: the process can open no more files; it is not valid until a later call succeeds.
+            DiskFull, ResourcesExhausted: there is no room for the copy of a folder that an overlay does not rename, or
+                no descriptor; it is not valid until a later call succeeds.
             OSError: the device failed.
         """
         return self.adopt(snapshot_name(index) + _NEW, index)
@@ -199,10 +206,19 @@ class SnapshotStore:
                 raise SnapshotDamaged(snapshot=name, reason=f"its manifest has index {manifest.index}")
             if index not in self._manifests:
                 if not is_named:
-                    self._folder.rename(written, name)
+                    self._rename(written, name)
                 self._folder.sync()
             self._manifests = {**self._manifests, index: manifest}  # Replaced, not changed: other threads read it.
         return manifest
+
+    def _rename(self, written: str, name: str) -> None:
+        try:
+            self._folder.rename(written, name)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            with refusing_full(name):
+                self._folder.move(written, self._folder, name)
 
     def abandon(self, index: int) -> None:
         """Remove the files of an abandoned snapshot."""
@@ -268,11 +284,27 @@ class SnapshotStore:
     def remove(self, index: int) -> None:
         """Remove a snapshot; after the first durable step it no longer counts."""
         self._forget(index)
-        name, gone = snapshot_name(index), snapshot_name(index) + _GONE
-        if name in self.names():  # Otherwise another program removed it.
+        name, names = snapshot_name(index), self.names()
+        if name not in names:  # Another program removed it.
+            return
+        # A folder of an earlier one stays while another program holds a file in it open.
+        gone = next(f"{name}.{n}{_GONE}" for n in range(1, len(names) + 2) if f"{name}.{n}{_GONE}" not in names)
+        try:
             self._folder.rename(name, gone)
             self._folder.sync()
-            self.delete_folder(gone)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            folder, gone = self._folder.child(name), name
+            with suppress(FileNotFoundError):
+                folder.rename(MANIFEST_NAME, _RETIRED)
+            folder.sync()
+        self.delete_folder(gone)
+
+    def _is_retired(self, name: str) -> bool:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return _RETIRED in self._folder.existing(name).list()
+        return False
 
     def quarantine(self, index: int, damage: SnapshotDamaged) -> None:
         """Stop counting a damaged snapshot; move its remaining files to the quarantine, which is never emptied.
@@ -305,7 +337,7 @@ class SnapshotStore:
     def delete_folder(self, name: str) -> None:
         """Remove a folder and the files in it."""
         folder = self._folder.child(name)
-        for file in folder.list():
+        for file in sorted(folder.list()):  # A `manifest.gone` is the last one.
             folder.remove(file)
         folder.sync()
         self._folder.remove_child(name)

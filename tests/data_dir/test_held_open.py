@@ -78,6 +78,17 @@ def test_an_expired_snapshot_whose_chunk_is_held_open_stops_neither_the_next_one
     assert not gone.exists()
 
 
+def test_two_snapshots_at_one_index_are_removed_while_files_of_both_are_held_open(tmp_path: Path, name: str) -> None:
+    machine, store = Machine(), SnapshotStore.open(FileDirectory(tmp_path), OWNER)
+    for _ in range(2):
+        index = machine.snapshot(store)
+        held_open(tmp_path / "snapshots" / snapshot_name(index), name)
+        store.remove_all([index])
+
+    assert indices(store) == []
+    assert indices(SnapshotStore.open(FileDirectory(tmp_path), OWNER)) == []
+
+
 def test_a_folder_with_files_of_another_kind_is_not_taken_for_removed(tmp_path: Path, name: str) -> None:
     held_open(tmp_path / "folder", name)
     (tmp_path / "folder" / "other").touch()

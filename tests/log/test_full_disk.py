@@ -210,7 +210,12 @@ def test_a_rotation_whose_mark_finds_no_room_keeps_the_reserve() -> None:
     disk = Disk()
     log = open_log(disk, ROOMY, standalone=False)
     disk.failing = lambda operation, name: errno.ENOSPC if (operation, name) == ("write", "mark") else 0
-    append_until_refused(lambda: (log.append(["x" * 50]), log.flush()))
+
+    def append_and_flush() -> None:
+        log.append(["x" * 50])
+        log.flush()
+
+    append_until_refused(append_and_flush)
     assert len(log.segments.bases) == 1
     left = log.room.left
     assert left >= ROOMY.reserve
