@@ -1,53 +1,55 @@
 """A data directory on a mounted volume, and whether that volume is mounted.
 
 Without its volume a mount point is an empty directory: the node, or the log, would start there anew, and write to the
-machine's own disk. So a note is written beside the mount point when the directory gets its identity, and at each start.
-It is seen if the volume is not mounted. It names each data directory on the volume: another one is not refused. If the
-mount point's parent cannot be written, there is no note and no check.
+machine's own disk. So a directory that has its identity has a note beside the mount point: a file named after the
+directory's path as it was given. It is seen if the volume is not mounted, and what it holds is not read. Without a note
+there is no check.
 """
 
 import os
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import quote, unquote_to_bytes
+
+import structlog
 
 from .identity import IDENTITY_FILE, DataDirRefused
 
-NOTE = (
-    "Each line below is a data directory of quire on the volume that is mounted at {volume}. "
-    "Remove a line if that directory is gone for good.\n"
-)
+PREFIX = ".quire-volume."
+NOTE = "The data directory that this file is named after is on a mounted volume. Remove this file if that is gone.\n"
+
+logger = structlog.get_logger(__name__)
 
 
-def _note_of(volume: Path) -> Path:
-    return volume.with_name(f".{volume.name}.quire-volume")
+def _note_of(path: Path, volume: Path) -> Path:
+    return volume.with_name(PREFIX + quote(os.fsencode(os.path.abspath(path)), safe=""))
 
 
 def _above(path: Path) -> list[Path]:
     """The directory and those above it that may be a volume's mount point, the nearest first."""
-    path = path.absolute()
+    path = Path(os.path.realpath(path))
     return [path, *path.parents][:-1]
 
 
 def note_volume(path: Path) -> None:
-    """Note, beside its mount point, that a directory that got its identity is on a volume, if it is."""
+    """Note, beside its mount point, that a directory that has its identity is on a volume, if it is.
+
+    The notes of others that are gone from that volume go. If no note can be made, the journal says so.
+    """
     volume = next((folder for folder in _above(path) if os.path.ismount(folder)), None)
-    if volume is None or volume == Path(tempfile.gettempdir()):  # Nobody expects to find the latter again.
+    if volume is None:
         return
-    note = _note_of(volume)
-    if _is_noted(path, note):
-        return
-    with suppress(OSError):
-        is_new = not note.exists()
-        with note.open("a") as file:
-            file.write((NOTE.format(volume=volume) if is_new else "") + f"{path.absolute()}\n")
-
-
-def _is_noted(path: Path, note: Path) -> bool:
     try:
-        return str(path.absolute()) in note.read_text().splitlines()
-    except OSError:
-        return False
+        if str(volume) == os.path.realpath(tempfile.gettempdir()):  # Nobody expects to find this one again.
+            return
+        with suppress(FileExistsError), _note_of(path, volume).open("x") as file:
+            file.write(NOTE)
+            for note in volume.parent.glob(f"{_note_of(volume, volume).name}%2F*"):
+                if not os.path.lexists(unquote_to_bytes(note.name.removeprefix(PREFIX))):
+                    note.unlink()
+    except OSError as error:
+        logger.info("a volume is not noted: unmounted it would count as a new disk", volume=str(volume), why=str(error))
 
 
 def check_volume(path: Path) -> None:
@@ -61,7 +63,7 @@ def check_volume(path: Path) -> None:
     for folder in _above(path):
         if os.path.ismount(folder):
             return
-        note = _note_of(folder)
-        if _is_noted(path, note):
-            reason = f"its volume is not mounted at {folder}; mount it and start again, or remove its line in {note} if"
-            raise DataDirRefused(str(path), f"{reason} the volume is gone for good")
+        note = _note_of(path, folder)
+        if os.path.lexists(note):
+            reason = f"its volume is not mounted at {folder}; mount it, or remove {note} if it is gone for good"
+            raise DataDirRefused(str(path), reason)

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 from quire.cluster.access.tls import load_tls
@@ -74,6 +75,12 @@ def test_the_unit_starts_quire_with_flags_and_a_file_that_it_takes(made: Install
     state = Path("/var/lib") / unit()["Service"]["StateDirectory"]
     assert config.data_dir.is_relative_to(state), "nothing else may be written under ProtectSystem=strict"
     assert config.node in config.members
+
+
+def test_the_unit_waits_for_the_volume_of_its_data_and_does_not_start_without() -> None:
+    data_dir = tomllib.loads(CONFIG.read_text())["data_dir"]
+
+    assert unit()["Unit"]["RequiresMountsFor"] == data_dir
 
 
 def test_the_unit_loads_every_credential_that_it_passes_on() -> None:

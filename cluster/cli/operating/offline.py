@@ -38,14 +38,20 @@ def locked(data_dir: Path, *, create: bool = False) -> "Generator[Directory]":
     """The directory, locked. If it cannot be used, print why and exit."""
     from quire.log import FileDirectory, LogError, LogLocked
 
+    from ...data_dir.volume import check_volume
+
     if data_dir.is_file() or not (create or data_dir.exists()):
         what = "is a file" if data_dir.exists() else "does not exist"
         fail_usage(f"{data_dir} {what}; give the --data-dir of a node")
     try:
+        check_volume(data_dir)
         directory = FileDirectory(data_dir)
         directory.lock()
     except LogLocked:
         complain(f"{data_dir} is in use; stop that node first")
+        raise typer.Exit(Exit.FAILED) from None
+    except ClusterError as error:
+        complain(str(error))
         raise typer.Exit(Exit.FAILED) from None
     except OSError as error:
         _fail(data_dir, error)
