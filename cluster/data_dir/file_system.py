@@ -36,11 +36,17 @@ def mount_of(path: str | Path) -> Mount | None:
             opened = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
         finally:
             os.close(descriptor)
-        mounts = Path("/proc/self/mountinfo").read_text()
+        mounts = Path("/proc/self/mountinfo").read_bytes()
     except OSError:
         return None
     number = dict(line.split(":\t", 1) for line in opened.splitlines() if ":\t" in line).get("mnt_id")
-    return next((mount_of_line(line) for line in mounts.splitlines() if line.partition(" ")[0] == number), None)
+    return None if number is None else mount_numbered(mounts, number)
+
+
+def mount_numbered(mounts: bytes, number: str) -> Mount | None:
+    """The mount with this id in mountinfo. A mount point, of any file system of the machine, may hold any bytes."""
+    lines = os.fsdecode(mounts).split("\n")
+    return next((mount_of_line(line) for line in lines if line.partition(" ")[0] == number), None)
 
 
 def mount_of_line(line: str) -> Mount:

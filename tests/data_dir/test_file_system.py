@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from quire.cluster.data_dir import file_system
-from quire.cluster.data_dir.file_system import Mount, alarms_of, mount_of_line
+from quire.cluster.data_dir.file_system import Mount, alarms_of, mount_numbered, mount_of_line
 from quire.cluster.node.views.status import node_status
 from quire.cluster.standalone.config import StandaloneConfig
 from quire.cluster.standalone.service import LogService
@@ -43,6 +43,15 @@ def test_what_a_file_system_does_not_do_is_one_sentence_with_the_path(line: str,
 @pytest.mark.parametrize("line", [EXT4, BTRFS, OVERLAY, NFS.format("nfs4", "4.2")])
 def test_one_that_does_all_is_not_mentioned(line: str) -> None:
     assert said(line) == []
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9", b"a\x0cb", "a\u2028b".encode()])
+def test_a_mount_point_of_any_bytes_is_one_line(name: bytes) -> None:
+    odd, plain = (EXT4.encode().replace(b"/data", b"/" + name), BTRFS.encode())
+    mounts = b"\n".join((odd, plain, b""))
+
+    assert mount_numbered(mounts, "42") == mount_of_line(EXT4)
+    assert mount_numbered(mounts, "43") == mount_of_line(BTRFS)
 
 
 async def test_a_node_says_it_at_its_start_and_in_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
