@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,7 +61,8 @@ def file_system_alarms(path: str | Path) -> list[str]:
     """A sentence for each thing that a data directory's file system does not do, with what to do. Blocks."""
     mount = mount_of(path)
     if mount is not None and mount.kind == "btrfs":
-        mount = mount._replace(in_place=is_overwritten_in_place(path))
+        with suppress(OSError):  # It is as unknown as a mount may be.
+            mount = mount._replace(in_place=is_overwritten_in_place(path))
     return [] if mount is None else alarms_of(mount, path)
 
 

@@ -29,6 +29,13 @@ PLACES: dict[str, tuple[str, ...]] = {
         "the snapshots cannot be checked",
     ),
     "cluster/config/secret_file.py _alarm_of": ("peer_secret_file",),
+    "cluster/data_dir/file_system.py alarms_of": (
+        ", in memory: ",
+        ", so that nothing is flushed",
+        "is on NFS below version 4.2",
+        " and copied on write",
+    ),
+    "cluster/data_dir/file_system.py file_system_alarms": PASSED_ON,
     "cluster/node/code.py MachineCode.alarms": ("this node ran code", "members run different code of machine"),
     "cluster/node/command_times.py CommandTimes.alarms": ("commands are slow",),
     "cluster/node/digests.py Difference.alarm": ("their states differ",),
