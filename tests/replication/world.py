@@ -13,10 +13,12 @@ from typing import TypeVar
 from quire.log import (
     FEATURES,
     Directory,
+    FrameCorrupt,
     FrameInvalid,
     Kind,
     Log,
     LogOptions,
+    ResourcesExhausted,
     encode_frame,
     encode_records,
     encode_system,
@@ -31,6 +33,7 @@ from quire.replication.core.leading import Leading
 from quire.replication.core.membership.changing import Outcome, Promote, Wanted
 from quire.replication.core.messages import Ack, CoreMessage, CrcMismatch, Open, OpenAnswer
 from quire.replication.disk import Disk
+from quire.replication.driver import ROT_RETRY_US
 from quire.replication.net.wire import decode_peer, decode_stream, encode
 from tests.replication.disks import Snapshots, refusal_of, truncated
 
@@ -398,7 +401,11 @@ class SimNode:
             case actions.Ship(stream_id, from_index, max_bytes, commit_index, durable_index):
                 raw, next_index = b"", from_index
                 if max_bytes:
-                    raw, next_index = self.log.read_frames(from_index, max_bytes, unflushed=True)
+                    try:
+                        raw, next_index = self.log.read_frames(from_index, max_bytes, unflushed=True)
+                    except (ResourcesExhausted, FrameCorrupt):
+                        self._soon(ROT_RETRY_US, events.Shipped(stream_id, from_index, 0))
+                        return
                 self.shipped_bytes += len(raw)
                 epochs = [frame.header.epoch for frame in walk_frames(raw)]
                 arrival = (raw, epochs[-1] if epochs else 0, commit_index, durable_index)
