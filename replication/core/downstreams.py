@@ -59,7 +59,8 @@ class Downstream:
 
     `next_index` ends what was shipped, `match_index` what was acknowledged. `in_flight` holds (end, size) pairs.
     `progress_at` is when its last ack came, or when the first one became due after all had come; `shipped_at` is when
-    it was last sent something.
+    it was last sent something. `goal` is what was committed when the round of catching up began (section 4.2.1 of the
+    Raft thesis), at `goal_at`: a round ends with an ack of it, and the next one begins.
     """
 
     node_id: str
@@ -68,6 +69,8 @@ class Downstream:
     progress_at: int
     shipped_at: int
     match_index: int = 0
+    goal: int = 0
+    goal_at: int = 0
     announced_commit: int = 0
     held_for: str = ""
     """Why the follower cannot append, from its opening: no writes are shipped to it."""
@@ -75,6 +78,8 @@ class Downstream:
     shipping: bool = False
     in_flight_bytes: int = 0
     in_flight: deque[tuple[int, int]] = field(default_factory=deque)
+    keeps_up: bool = False
+    """Whether the last round took less than an election timeout, and this one has not taken longer."""
 
     @property
     def is_owed_an_ack(self) -> bool:
@@ -113,6 +118,10 @@ class Downstreams:
         state, own = self.state, self.state.durable.index
         held = state.members.held_by_majority(self._matched | {state.disk: own})
         return min(held, own)
+
+    def keeps_up(self, node_id: str, disk_id: bytes) -> bool:
+        """Whether this disk gets what is committed, and soon: one that lacks a frame that cannot be read never does."""
+        return any(s.keeps_up and (s.node_id, s.disk_id) == (node_id, disk_id) for s in self.streams.values())
 
     def durable_on(self, member: Member) -> int:
         """Everything below this index is known to this leadership to be durable on the member's disk."""
@@ -260,13 +269,19 @@ class Downstreams:
         self._heard_at[node_id] = self.state.now
 
     def tick(self) -> None:
-        """Close stalled streams: those with an outstanding ack, and installs whose follower is not heard.
+        """Judge who keeps up; close stalled streams: those with an outstanding ack, and installs whose follower is not heard.
 
         A stream can go silent without an error at either end. The records that an install holds (rule 16) are held only
         for a follower that is alive.
         """
-        oldest = self.state.now - STALLED_TIMEOUTS * self.state.options.election_timeout_us
+        state, patience = self.state, self.state.options.election_timeout_us
+        oldest = state.now - STALLED_TIMEOUTS * patience
         for stream_id, stream in list(self.streams.items()):
+            is_slow = state.now - stream.goal_at > patience
+            if stream.is_acknowledged and stream.match_index >= stream.goal:
+                stream.goal, stream.goal_at, stream.keeps_up = state.commit_index, state.now, not is_slow
+            elif is_slow:
+                stream.keeps_up = False
             if stream.is_owed_an_ack and stream.progress_at <= oldest:
                 self._close(stream_id, f"{stream.node_id} acknowledged nothing for three election timeouts")
         for stream_id, install in list(self.installs.items()):

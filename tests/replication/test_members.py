@@ -340,7 +340,9 @@ def beside() -> World:
     world = led("n1", "n2", "n3")
     leader, end = world["n1"], world["n1"].log.tail.index
     leader.step(events.LinkUp("n3", NEW_DISK))
-    leader.leading.downstreams.streams[7] = Downstream("n3", NEW_DISK, end, world.now, world.now)
+    leader.leading.downstreams.streams[7] = Downstream(
+        "n3", NEW_DISK, end, world.now, world.now, goal_at=world.now, keeps_up=True
+    )
     leader.step(events.AckArrived(7, Ack(end, end, 0, bytes(16))))
     return world
 

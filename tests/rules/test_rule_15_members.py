@@ -108,7 +108,9 @@ def test_ongaro_4_2_3_a_server_that_is_no_member_any_more_does_not_depose_a_lead
     old, leader, end = world["n3"], world["n1"], world["n1"].log.tail.index
     world.isolate("n3")
     leader.step(events.LinkUp("n3", bytes(16)))
-    leader.leading.downstreams.streams[7] = Downstream("n3", bytes(16), end, world.now, world.now)
+    leader.leading.downstreams.streams[7] = Downstream(
+        "n3", bytes(16), end, world.now, world.now, goal_at=world.now, keeps_up=True
+    )
     leader.step(events.AckArrived(7, Ack(end, end, 0, bytes(16))))
     assert isinstance(asked(world, leader, "n3"), Changed)
     assert (voters_of(leader), voters_of(old)) == (["n1", "n2"], ["n1", "n2", "n3"])

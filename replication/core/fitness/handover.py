@@ -5,10 +5,11 @@
         timeout, an operator asked     --> this leader continues
         timeout, this leader is unfit  --> it asks the target anyway, steps down, and holds back (`levels`)
 
-An unfit leader looks for the fittest voter: heard, at a lower level for two election timeouts, and not far behind. If
-there is none, it continues: an unfit leader is better than none. A stuck leader (COMMITS_NOTHING) can complete nobody's
-log, so it steps down at once. Without a commit in between, it does so again only for a voter that was not available the
-last time, or after 10 election timeouts, then 20, and so on: the fault may lie with the others.
+An unfit leader looks for the fittest voter: heard, at a lower level for two election timeouts, and not far behind; if
+it found rot in its log, one that has all that is committed. If there is none, it continues: an unfit leader is better
+than none. A stuck leader (COMMITS_NOTHING) can complete nobody's log, so it steps down at once. Without a commit in
+between, it does so again only for a voter that was not available the last time, or after 10 election timeouts, then 20,
+and so on: the fault may lie with the others.
 
 A slow or late leader still works, slowly. It hands over at most once in ten election timeouts, so that leadership does
 not move around between nodes that are all at their limits. This limit does not apply if its fault has persisted since
@@ -226,6 +227,8 @@ class Handover:
         held_since = state.now - held_timeouts * state.options.election_timeout_us
 
         def is_fitter(voter: Member) -> bool:
+            if state.fitness.is_rotten and self._downstreams.durable_on(voter) < state.commit_index:
+                return False  # It cannot win, and perhaps this leader cannot read what it lacks.
             known = self._levels.get((voter.node_id, voter.disk_id))
             return known is not None and known.level < below and known.since <= held_since
 

@@ -188,6 +188,11 @@ class Fitness:
         return held is not None and held.calm_since is None
 
     @property
+    def is_rotten(self) -> bool:
+        """Whether a read found rot in its log."""
+        return ROTTEN in self._set_aside
+
+    @property
     def could_serve_unstuck(self) -> bool:
         """Whether it is at COMMITS_NOTHING, and at no other level that prevents it from serving."""
         grave = [level for level in self._holding if level >= Level.NO_ROOM]

@@ -18,7 +18,7 @@ from .. import actions, events
 from ..downstreams import Downstreams
 from ..members import Member, Members, Role
 from ..messages import Promise
-from ..state import State
+from ..state import NotReadableNow, State
 from .changing import (
     ChangeContext,
     Changed,
@@ -142,7 +142,10 @@ class Changes:
         removals = [gone.index for gone in state.members.removed if gone.node_id == node_id]
         if not removals:
             return False
-        removed_at = state.log.timestamp_of(max(removals))
+        try:
+            removed_at = state.log.timestamp_of(max(removals))
+        except NotReadableNow:
+            return True  # Perhaps.
         return removed_at is not None and state.majority_clock - removed_at < REPLACED_AGAIN_US
 
     def _context(self) -> ChangeContext:
@@ -150,7 +153,10 @@ class Changes:
 
         def lag_of(node_id: str, disk_id: bytes) -> int | None:
             match_index = self._downstreams.match_index(node_id, disk_id)
-            return None if match_index is None else state.log.bytes_from(match_index)
+            lag_bytes = None if match_index is None else state.log.bytes_from(match_index)
+            if lag_bytes is None or lag_bytes > state.options.promotable_bytes:
+                return lag_bytes
+            return lag_bytes if self._downstreams.keeps_up(node_id, disk_id) else None
 
         lacking = [m.node_id for m in state.members.members if not state.is_me(m) and not self._offers_membership(m)]
         return ChangeContext(
