@@ -389,7 +389,8 @@ class NodeBehind(ClusterError):
     """The node to be promoted is too far behind, or does not follow the leader yet; nothing was changed."""
 
     def __init__(self, node: str, lag_bytes: int | None, limit_bytes: int | None) -> None:
-        behind = "does not follow the leader's log yet" if lag_bytes is None else f"is {lag_bytes:,} bytes behind"
+        unknown = "does not follow the leader's log yet, or does not keep up with it; the leader's alarms may say why"
+        behind = unknown if lag_bytes is None else f"is {lag_bytes:,} bytes behind"
         allowed = "" if limit_bytes is None else f"; a new voter may be {limit_bytes:,} behind"
         super().__init__(f"{node} {behind}{allowed}")
         self.node = node

@@ -121,7 +121,17 @@ class Downstreams:
 
     def keeps_up(self, node_id: str, disk_id: bytes) -> bool:
         """Whether this disk gets what is committed, and soon: one that lacks a frame that cannot be read never does."""
-        return any(s.keeps_up and (s.node_id, s.disk_id) == (node_id, disk_id) for s in self.streams.values())
+        streams = (s for s in self.streams.values() if (s.node_id, s.disk_id) == (node_id, disk_id))
+        return any(self._judge_pace(stream) for stream in streams)
+
+    def _judge_pace(self, stream: Downstream) -> bool:
+        state = self.state
+        is_slow = state.now - stream.goal_at > state.options.election_timeout_us
+        if stream.is_acknowledged and stream.match_index >= stream.goal:
+            stream.goal, stream.goal_at, stream.keeps_up = state.commit_index, state.now, not is_slow
+        elif is_slow:
+            stream.keeps_up = False
+        return stream.keeps_up
 
     def durable_on(self, member: Member) -> int:
         """Everything below this index is known to this leadership to be durable on the member's disk."""
@@ -172,7 +182,14 @@ class Downstreams:
         self._replace(event.node_id)
         verb = OpenVerb.RESUME if boundary == event.open.highest_index else OpenVerb.TRUNCATE
         self.streams[event.stream_id] = Downstream(
-            event.node_id, event.disk_id, boundary, state.now, state.now, held_for=event.open.reason
+            event.node_id,
+            event.disk_id,
+            boundary,
+            state.now,
+            state.now,
+            goal=state.commit_index,
+            goal_at=state.now,
+            held_for=event.open.reason,
         )
         state.act(AnswerOpen(event.stream_id, OpenAnswer(verb, boundary, crc32c, "")))
 
@@ -269,19 +286,14 @@ class Downstreams:
         self._heard_at[node_id] = self.state.now
 
     def tick(self) -> None:
-        """Judge who keeps up; close stalled streams: those with an outstanding ack, and installs whose follower is not heard.
+        """Judge who keeps up. Close stalled streams: with an outstanding ack, or an install whose node is not heard.
 
         A stream can go silent without an error at either end. The records that an install holds (rule 16) are held only
         for a follower that is alive.
         """
-        state, patience = self.state, self.state.options.election_timeout_us
-        oldest = state.now - STALLED_TIMEOUTS * patience
+        oldest = self.state.now - STALLED_TIMEOUTS * self.state.options.election_timeout_us
         for stream_id, stream in list(self.streams.items()):
-            is_slow = state.now - stream.goal_at > patience
-            if stream.is_acknowledged and stream.match_index >= stream.goal:
-                stream.goal, stream.goal_at, stream.keeps_up = state.commit_index, state.now, not is_slow
-            elif is_slow:
-                stream.keeps_up = False
+            self._judge_pace(stream)
             if stream.is_owed_an_ack and stream.progress_at <= oldest:
                 self._close(stream_id, f"{stream.node_id} acknowledged nothing for three election timeouts")
         for stream_id, install in list(self.installs.items()):

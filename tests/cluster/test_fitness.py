@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,9 +15,9 @@ from structlog.testing import capture_logs
 from quire.cluster.cli.console import EscapingConsole
 from quire.cluster.cli.nodes.rows import NodeRow
 from quire.cluster.cli.nodes.table import print_nodes
-from quire.cluster.node.views.fitness import ADVICE, fitness_document, log_levels, sentences
+from quire.cluster.node.views.fitness import ADVICE, UNDRAIN, fitness_document, log_levels, sentences
 from quire.cluster.node.views.status import node_status
-from quire.replication.core.fitness import FitnessStatus, Level
+from quire.replication.core.fitness import DRAINED, ROTTEN, Fitness, FitnessStatus, Level
 from quire.sm import ApplyFailed
 from quire.sm.errors import FIX_MACHINE
 from tests.cluster.running import Reply, RunningCluster, running_cluster, started
@@ -199,6 +200,18 @@ async def test_a_node_whose_machine_failed_is_not_ready_and_says_what_to_do(tmp_
         assert FIX_MACHINE in reason
         assert (await cluster.ask("n1", "GET", "/readyz")).status == 503
         assert await level_shown(cluster) == Level.MACHINE_FAILED
+
+
+@pytest.mark.parametrize("reasons", [(DRAINED, ROTTEN), (ROTTEN, DRAINED)])
+def test_a_drained_node_whose_log_has_rot_is_drained(reasons: tuple[str, str], tmp_path: Path) -> None:
+    fitness, moment = Fitness(1), SimpleNamespace(awake=1, clock=1)
+    for reason in reasons:
+        fitness.set_aside(moment, reason, holds=True)
+
+    status = fitness.status()
+
+    assert {held.reason for held in (status, *status.lower)} == set(reasons)
+    assert [str(sentence) for sentence in sentences(status, tmp_path)] == [f"{DRAINED}; {UNDRAIN}"]
 
 
 def test_what_ails_a_node_in_two_ways_is_told_of_both(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ ADVICE = {
 }
 
 UNDRAIN = "`quire undrain` ends it, or a restart"
+SET_ASIDE = {DRAINED: UNDRAIN, ROTTEN: REPLACE_DISK}
 SAME_CODE = "`alarms` in its /status say which nodes run which code, and what to do"
 
 STOPS_A_LEADER = frozenset({Level.NO_ROOM, Level.COMMITS_NOTHING})
@@ -82,9 +83,7 @@ def _sentence(held: FitnessStatus, data_dir: Path) -> Sentence:
 def _advice(held: FitnessStatus, data_dir: Path) -> str:
     if runs_other_code(held):
         return SAME_CODE
-    if held.reason == ROTTEN:
-        return REPLACE_DISK
-    return UNDRAIN if held.reason == DRAINED else advice(held.level, data_dir)
+    return SET_ASIDE.get(held.reason) or advice(held.level, data_dir)
 
 
 def fitness_document(fitness: FitnessStatus, data_dir: Path) -> dict[str, Any]:

@@ -73,7 +73,10 @@ def _waits_for(replica: Replica[Waiter], status: Status, member: Member) -> str:
     if status.leader is None or all(stream.node_id != member.node_id for stream in status.leader.streams):
         return "it does not follow the leader's log yet"
     waiting = [row.node_id for row in status.members.members if row.role is Role.JOINING and not status.is_linked(row)]
-    return f"all that join must be level, and {', '.join(waiting)} is not connected" if waiting else "it catches up"
+    if waiting:
+        return f"all that join must be level, and {', '.join(waiting)} is not connected"
+    rot = status.alarms.get("rot")
+    return "it catches up" if rot is None else f"it catches up, unless it needs what this leader cannot read: {rot}"
 
 
 def _lag(replica: Replica[Waiter], status: Status, member: Member, clock: int) -> dict[str, object] | None:

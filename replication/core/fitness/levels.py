@@ -76,7 +76,7 @@ class Level(IntEnum):
 class FitnessStatus:
     """A node's level. `reason` is empty if it is fit; `since` is by its wall clock, 0 if it was fit from the start.
 
-    `lower` are the other levels that apply, the highest first.
+    `lower` are the other levels that apply, the highest first; the lowest several times if it has several reasons.
     """
 
     level: Level
@@ -171,9 +171,10 @@ class Fitness:
 
     def status(self) -> FitnessStatus:
         """A copy for others."""
+        by_measure = sorted(self._holding.items(), reverse=True)
         held = [
             FitnessStatus(level, holding.reason, holding.clock)
-            for level, holding in sorted(self._applying.items(), reverse=True)
+            for level, holding in (*by_measure, *((Level.APPLY_LAG, aside) for aside in self._set_aside.values()))
         ]
         return replace(held[0], lower=tuple(held[1:])) if held else FitnessStatus(Level.FIT, "", self._changed_clock)
 

@@ -117,8 +117,9 @@ class NotConnected:
 
 @dataclass(frozen=True, slots=True)
 class NotFollowing:
-    """The node has no open stream from this leader yet: it fetches a snapshot, or truncates a divergent suffix. Or it does
-    not keep up with what is committed: perhaps it needs what this leader cannot read.
+    """The node has no open stream from this leader yet: it fetches a snapshot, or truncates a divergent suffix.
+
+    Or it does not keep up with what is committed: perhaps it needs what this leader cannot read.
     """
 
 
@@ -220,9 +221,9 @@ class ChangeContext(NamedTuple):
     """What a leader knows about itself and the others.
 
     `record_index` is that of the record to be appended. `disks` are the connected nodes' current ones, and this
-    leader's. `lag_of` says what a disk lacks; None if it has no stream, or would be promotable but does not keep up with
-    what is committed. A new voter may lack `promotable_bytes`.
-    `lacking` are the members that do not offer the feature `membership`; None once the log names it.
+    leader's. `lag_of` says what a disk lacks, None if it has no stream or would be promotable and does not keep up; a
+    new voter may lack `promotable_bytes`. `lacking` are the members that do not offer the feature `membership`; None
+    once the log names it.
     """
 
     me: str
