@@ -222,7 +222,8 @@ class DataDir:
             reason = (
                 f"its log begins at {lowest}, and no whole snapshot reaches it (the newest is at {boundary.tail.index})"
             )
-            raise DataDirRefused(self._directory.path, f"{reason}; {LOST_VOTER}")
+            found = [reason, *map(str, self.snapshots.damaged)]
+            raise DataDirRefused(self._directory.path, f"{'; '.join(found)}; {LOST_VOTER}")
         if boundary.tail.index and not log.lookup.follows(boundary.tail):
             check_snapshot(self._directory.path, self.witnesses, log, boundary.tail.index)
             if self.witnesses is not None:

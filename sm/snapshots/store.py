@@ -206,6 +206,8 @@ class SnapshotStore:
                 raise SnapshotDamaged(snapshot=name, reason=f"its manifest has index {manifest.index}")
             if index not in self._manifests:
                 if not is_named:
+                    if name in names:
+                        self._move_aside(name)  # It could not be read.
                     self._rename(written, name)
                 self._folder.sync()
             self._manifests = {**self._manifests, index: manifest}  # Replaced, not changed: other threads read it.
@@ -309,7 +311,7 @@ class SnapshotStore:
     def quarantine(self, index: int, damage: SnapshotDamaged) -> None:
         """Stop counting a damaged snapshot; move its remaining files to the quarantine, which is never emptied.
 
-        One that another thread removed or moved in the meantime is left alone. Raises OSError.
+        One that the device does not give stays: the next start may read it. One that another thread removed or moved in the meantime is left alone. Raises OSError.
         """
         with self._lock:
             self._quarantine(index, damage)
@@ -321,8 +323,10 @@ class SnapshotStore:
             return
         self.damaged.append(damage)
         self._forget(index)
-        if not is_there:
-            return
+        if is_there and not isinstance(damage.__cause__, Unreadable):
+            self._move_aside(name)
+
+    def _move_aside(self, name: str) -> None:
         folder = self._directory.child(QUARANTINE_FOLDER)
         self._directory.sync()
         held = set(folder.list())
@@ -446,7 +450,7 @@ def restore_newest(
 ) -> Applier:
     """An applier at the boundary of the newest whole snapshot, or at the log's start. Blocks.
 
-    A damaged snapshot is quarantined, and the next older one is used, with more of the log to apply. So is an older one
+    A damaged snapshot is quarantined, one that cannot be read passed over, and the next older one is used, with more of the log to apply. So is an older one
     if the machine does not read the newest, and the log `joins` both: the state is then `unproven`. If there is none,
     the applier is at the newest, and has failed.
 

@@ -244,9 +244,9 @@ def test_every_rotten_byte_sets_the_newest_aside_and_the_older_one_is_used() -> 
 
 
 @pytest.mark.parametrize("file", ["manifest", "00000000.chunk", "00000001.chunk"])
-def test_a_snapshot_that_cannot_be_read_is_set_aside_as_rot_is(file: str) -> None:
+def test_a_snapshot_that_cannot_be_read_is_passed_over_until_the_next_start(file: str) -> None:
     disk = Disk()
-    _, taken = three_snapshots(disk)
+    machine, taken = three_snapshots(disk)
     name = snapshot_name(taken[-1])
     disk.make_unreadable(f"snapshots/{name}/{file}", 3)
 
@@ -256,6 +256,12 @@ def test_a_snapshot_that_cannot_be_read_is_set_aside_as_rot_is(file: str) -> Non
     [damage] = store.damaged
     assert damage.snapshot == name
     assert damage.reason.endswith(f"{file}: input/output error at byte 3")
+    again = disk.fork()
+    again.make_unreadable(f"snapshots/{name}/{file}", 0, 0)
+    assert restored(opened(again)).applied_index == taken[-1]
+    machine.snapshot(store)  # A new one in its place.
+    assert indices(store) == taken[-2:]
+    assert restored(opened(disk)).applied_index == taken[-1]
     assert file in disk.names(f"quarantine/snapshot-1-{name}")
 
 
