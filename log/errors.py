@@ -94,10 +94,13 @@ class FileFailed(QuireError, OSError):
     def __init__(self, operation: str, path: str, error: OSError) -> None:
         self.why = (error.strerror or str(error)).lower()
         super().__init__(error.errno, self.why, path)
-        self.operation, self.path = operation, path
+        self.operation = operation
 
     def __str__(self) -> str:
-        return f"{self.operation} of {self.path}: {self.why}"
+        return f"{self.operation} of {self.filename}: {self.why}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return *super().__reduce__()[:2], {**self.__dict__, "errno": self.errno, "filename": self.filename}
 
 
 def sentence_of(error: OSError, path: object) -> str:

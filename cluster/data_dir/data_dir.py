@@ -27,6 +27,7 @@ from quire.log import (
     wall_clock,
 )
 from quire.replication import PromiseFile, PromiseLost, Witnesses
+from quire.replication.core.fitness import REPLACE_DISK
 from quire.replication.core.members import DISK_ID_BYTES
 from quire.replication.promises import PROMISE_FILE
 from quire.sm import Applier, Owner, Sessions, SnapshotPart, SnapshotStore, StateMachine, restore_newest
@@ -36,7 +37,7 @@ from .code import CodeRecord, note_start, write_code
 from .file_system import file_system_alarms, note_held_open
 from .first_start import LOG_FOLDER, MARK_FILE, check_unformatted, set_unfinished_aside
 from .genesis import Genesis, read_genesis, read_genesis_file, write_genesis_file
-from .identity import LOST_VOTER, DataDirRefused, NodeIdentity, read_identity, write_identity
+from .identity import DataDirRefused, NodeIdentity, read_identity, write_identity
 from .recovery import refuse_unfinished
 from .room import refusing_to_start_when_full, report_room
 from .survivor import check_history
@@ -97,7 +98,7 @@ class DataDir:
         except BaseException as error:
             data_dir.close()
             if isinstance(error, Unreadable):
-                raise DataDirRefused(directory.path, f"{error}; {LOST_VOTER}") from error
+                raise DataDirRefused(directory.path, f"{error}; {REPLACE_DISK}") from error
             raise
         return data_dir
 
@@ -128,10 +129,10 @@ class DataDir:
         """A formatted directory has a mark and a log; only during a reset to a snapshot is the log briefly empty."""
         directory, names = self._directory, set(self._directory.list())
         if MARK_FILE not in names:
-            raise DataDirRefused(directory.path, f"its mark file is missing; {LOST_VOTER}")
+            raise DataDirRefused(directory.path, f"its mark file is missing; {REPLACE_DISK}")
         stores = store_bases(directory.existing(LOG_FOLDER)) if LOG_FOLDER in names else []
         if not stores and not (SNAPSHOTS_FOLDER in names and directory.existing(SNAPSHOTS_FOLDER).list()):
-            raise DataDirRefused(directory.path, f"its log is missing; {LOST_VOTER}")
+            raise DataDirRefused(directory.path, f"its log is missing; {REPLACE_DISK}")
 
     def _read_promise(self) -> None:
         disk_id = self.identity.disk_id if self.identity else None
@@ -140,7 +141,7 @@ class DataDir:
         except (PromiseLost, FileNotFoundError) as error:
             if self.identity is not None:
                 why = error if isinstance(error, PromiseLost) else "its promise file is missing"
-                reason = f"{why}; {LOST_VOTER}"
+                reason = f"{why}; {REPLACE_DISK}"
                 raise DataDirRefused(self._directory.path, reason) from error
             # The first start, or a crash during it: no other node knows this disk yet.
             if PROMISE_FILE in self._directory.list():
@@ -158,7 +159,7 @@ class DataDir:
             log = Log.open(directory, options, cluster_id=cluster_id, clock=wall_clock, standalone=False)
         except LogRotten as error:
             where = f"{error.file} is rotten at byte {error.position}: {error.reason}"
-            raise DataDirRefused(directory.path, f"{where}; {LOST_VOTER}") from error
+            raise DataDirRefused(directory.path, f"{where}; {REPLACE_DISK}") from error
         report_torn(log)
         report_room(log, directory.path, options.segment_bytes)
         return log
@@ -176,12 +177,12 @@ class DataDir:
             self._genesis, _ = self.log.read_frames(0, 1)
             write_genesis_file(self._directory, self._genesis)  # Earlier versions had it in the log only.
         else:
-            raise DataDirRefused(self._directory.path, f"it has no genesis; {LOST_VOTER}")
+            raise DataDirRefused(self._directory.path, f"it has no genesis; {REPLACE_DISK}")
 
     def _check_cluster(self, of_genesis: bytes) -> None:
         if self.identity is not None and of_genesis != self.identity.cluster_id:
             clusters = f"cluster {of_genesis.hex()}, its identity of cluster {self.identity.cluster_id.hex()}"
-            raise DataDirRefused(self._directory.path, f"its genesis file is of {clusters}; {LOST_VOTER}")
+            raise DataDirRefused(self._directory.path, f"its genesis file is of {clusters}; {REPLACE_DISK}")
 
     @property
     def history(self) -> bytes:
@@ -223,7 +224,7 @@ class DataDir:
                 f"its log begins at {lowest}, and no whole snapshot reaches it (the newest is at {boundary.tail.index})"
             )
             found = [reason, *map(str, self.snapshots.damaged)]
-            raise DataDirRefused(self._directory.path, f"{'; '.join(found)}; {LOST_VOTER}")
+            raise DataDirRefused(self._directory.path, f"{'; '.join(found)}; {REPLACE_DISK}")
         if boundary.tail.index and not log.lookup.follows(boundary.tail):
             check_snapshot(self._directory.path, self.witnesses, log, boundary.tail.index)
             if self.witnesses is not None:

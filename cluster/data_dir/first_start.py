@@ -19,12 +19,13 @@ from quire.log import (
     store_bases,
 )
 from quire.replication import PromiseFile, PromiseLost
+from quire.replication.core.fitness import REPLACE_DISK
 from quire.replication.promises import PROMISE_FILE
 from quire.replication.witnesses import WITNESS_FILES
 from quire.sm.snapshots.store import SNAPSHOTS_FOLDER
 
 from .genesis import GENESIS_FILE, MAX_GENESIS_BYTES
-from .identity import LOST_VOTER, DataDirRefused
+from .identity import DataDirRefused
 
 LOG_FOLDER = "log"
 MARK_FILE = "mark"
@@ -41,7 +42,7 @@ def check_unformatted(directory: Directory) -> None:
     """
     names = set(directory.list())
     if held := _held(directory, names):
-        raise DataDirRefused(directory.path, f"its identity file is missing, and it holds {held}; {LOST_VOTER}")
+        raise DataDirRefused(directory.path, f"its identity file is missing, and it holds {held}; {REPLACE_DISK}")
     if foreign := _foreign(directory, names):
         reason = (
             f"it holds {LOG_FOLDER}/{foreign}, which is not a file of a log, and no identity: it is something else's"

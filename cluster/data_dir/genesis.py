@@ -24,6 +24,7 @@ from quire.log import (
     wall_clock,
 )
 from quire.replication import NEW_NODE_ID, NODE_ID_FORM, Members
+from quire.replication.core.fitness import REPLACE_DISK
 from quire.sm import (
     MAX_SESSIONS,
     SESSION_BYTES,
@@ -39,7 +40,7 @@ from quire.sm import (
 from ..config.serve import ServeConfig
 from ..config.settings import flag_of
 from ..errors import ClusterError
-from .identity import LOST_VOTER, DataDirRefused, write_whole_file
+from .identity import DataDirRefused, write_whole_file
 
 GENESIS_FILE = "genesis"
 MAX_GENESIS_BYTES = 1 << 20
@@ -211,8 +212,8 @@ def read_genesis_file(directory: Directory) -> bytes | None:
     try:
         frames = list(walk_frames(raw))
     except (FrameInvalid, UnknownVersion) as error:
-        raise DataDirRefused(directory.path, f"its genesis file is corrupt ({error}); {LOST_VOTER}") from error
+        raise DataDirRefused(directory.path, f"its genesis file is corrupt ({error}); {REPLACE_DISK}") from error
     if len(frames) != 1 or frames[0].header.index != 0:
-        reason = f"its genesis file does not hold the log's first frame; {LOST_VOTER}"
+        reason = f"its genesis file does not hold the log's first frame; {REPLACE_DISK}"
         raise DataDirRefused(directory.path, reason)
     return raw

@@ -21,7 +21,6 @@ IDENTITY_FILE = "identity"
 IDENTITY_VERSION = 2
 IDENTITY_VERSIONS = (1, IDENTITY_VERSION)
 MAX_IDENTITY_BYTES = 1 << 20
-LOST_VOTER = REPLACE_DISK
 
 
 class DataDirRefused(ClusterError):
@@ -103,7 +102,7 @@ def read_identity(directory: Directory) -> NodeIdentity | None:
     try:
         return NodeIdentity.from_line(raw)
     except (ValueError, KeyError, TypeError) as error:
-        raise DataDirRefused(directory.path, f"{error}; {LOST_VOTER}") from error
+        raise DataDirRefused(directory.path, f"{error}; {REPLACE_DISK}") from error
 
 
 def write_identity(directory: Directory, identity: NodeIdentity) -> None:

@@ -9,9 +9,10 @@ import structlog
 from quire.log import Directory, Log, Tail, is_mark_damaged, stored_mark
 from quire.replication import Witnesses, WitnessForeign
 from quire.replication.core.belief import EPOCH_LIMIT
+from quire.replication.core.fitness import REPLACE_DISK
 from quire.replication.core.messages import Last
 
-from .identity import LOST_VOTER, DataDirRefused
+from .identity import DataDirRefused
 
 logger = structlog.get_logger(__name__)
 
@@ -25,7 +26,7 @@ def read_witnesses(directory: Directory, disk_id: bytes) -> Witnesses:
     try:
         witnesses = Witnesses(directory, disk_id)
     except WitnessForeign as error:
-        raise DataDirRefused(directory.path, f"{error}; {LOST_VOTER}") from error
+        raise DataDirRefused(directory.path, f"{error}; {REPLACE_DISK}") from error
     known = witnesses.known
     check_epoch(directory.path, "a witness", max(known.promised_epoch, known.end_epoch))
     return witnesses
@@ -38,7 +39,7 @@ def check_epoch(path: str, what: str, epoch: int) -> None:
         DataDirRefused: it is at or above 2^63.
     """
     if epoch >= EPOCH_LIMIT:
-        raise DataDirRefused(path, f"{what} holds epoch {epoch}, and none is at or above 2^63; {LOST_VOTER}")
+        raise DataDirRefused(path, f"{what} holds epoch {epoch}, and none is at or above 2^63; {REPLACE_DISK}")
 
 
 def check_files(directory: Directory, witnesses: Witnesses, promised_epoch: int) -> None:
@@ -51,17 +52,17 @@ def check_files(directory: Directory, witnesses: Witnesses, promised_epoch: int)
     if promised_epoch < known.promised_epoch:
         epochs = f"it holds epoch {promised_epoch}, and epoch {known.promised_epoch} was promised"
         reason = f"its promise file is an older copy: {epochs}"
-        raise DataDirRefused(directory.path, f"{reason}; {LOST_VOTER}")
+        raise DataDirRefused(directory.path, f"{reason}; {REPLACE_DISK}")
     mark = stored_mark(directory)
     if mark is None:
-        raise DataDirRefused(directory.path, f"no slot of its mark file is valid; {LOST_VOTER}")
+        raise DataDirRefused(directory.path, f"no slot of its mark file is valid; {REPLACE_DISK}")
     if mark.generation >= known.mark_generation:
         return
     if mark.clean or not is_mark_damaged(directory):
         # The log must not be opened with it: everything above an older clean mark would be cut off.
         generations = f"it has generation {mark.generation}, and {known.mark_generation} was durable"
         reason = f"its mark file is an older copy, perhaps with its log: {generations}"
-        raise DataDirRefused(directory.path, f"{reason}; {LOST_VOTER}")
+        raise DataDirRefused(directory.path, f"{reason}; {REPLACE_DISK}")
     logger.warning(
         "a slot of the mark is damaged: the log is checked from the other slot's index on, and its end is compared"
     )
@@ -82,7 +83,7 @@ def check_end(path: str, witnesses: Witnesses, tail: Tail) -> None:
             f"its log is an older copy, or another node's: it ends at index {tail.index} in epoch {tail.epoch}, and "
             f"was durable up to {end.index} in epoch {end.epoch}"
         )
-        raise DataDirRefused(path, f"{reason}; {LOST_VOTER}")
+        raise DataDirRefused(path, f"{reason}; {REPLACE_DISK}")
 
 
 def check_snapshot(path: str, witnesses: Witnesses | None, log: Log, index: int) -> None:
@@ -97,4 +98,4 @@ def check_snapshot(path: str, witnesses: Witnesses | None, log: Log, index: int)
     committed = max(log.mark_commit_index, 0 if witnesses is None else witnesses.known.commit_index)
     if index <= committed:
         reason = f"its snapshot at {index} does not join its log, which was committed up to {committed}"
-        raise DataDirRefused(path, f"{reason}; {LOST_VOTER}")
+        raise DataDirRefused(path, f"{reason}; {REPLACE_DISK}")

@@ -311,7 +311,8 @@ class SnapshotStore:
     def quarantine(self, index: int, damage: SnapshotDamaged) -> None:
         """Stop counting a damaged snapshot; move its remaining files to the quarantine, which is never emptied.
 
-        One that the device does not give stays: the next start may read it. One that another thread removed or moved in the meantime is left alone. Raises OSError.
+        One that the device does not give stays: the next start may read it. One that another thread removed or moved
+        in the meantime is left alone. Raises OSError.
         """
         with self._lock:
             self._quarantine(index, damage)
@@ -450,9 +451,9 @@ def restore_newest(
 ) -> Applier:
     """An applier at the boundary of the newest whole snapshot, or at the log's start. Blocks.
 
-    A damaged snapshot is quarantined, one that cannot be read passed over, and the next older one is used, with more of the log to apply. So is an older one
-    if the machine does not read the newest, and the log `joins` both: the state is then `unproven`. If there is none,
-    the applier is at the newest, and has failed.
+    A damaged snapshot is quarantined, one that cannot be read passed over, and the next older one is used, with more of
+    the log to apply. So is an older one if the machine does not read the newest, and the log `joins` both: the state is
+    then `unproven`. If there is none, the applier is at the newest, and has failed.
 
     Raises:
         OSError: the device failed.

@@ -137,6 +137,8 @@ def test_an_exception_has_its_parents_fields_reads_as_text_and_can_be_copied(kin
     assert "None" not in str(built(kind, bare=True)), "the text has an argument that is not there"
     for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert (type(other), str(other), vars(other)) == (kind, str(error), vars(error))
+        if isinstance(error, OSError) and isinstance(other, OSError):
+            assert (other.errno, other.filename) == (error.errno, error.filename)
 
 
 @pytest.mark.parametrize("kind", EXCEPTIONS, ids=lambda kind: kind.__qualname__)
