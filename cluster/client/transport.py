@@ -572,7 +572,7 @@ def _failure_of(
             patience = answer.headers.get("Retry-After", "")
             return failed_at(server, Cause.of(said), float(patience) if patience.isdecimal() else None)
         case HTTPStatus.SERVICE_UNAVAILABLE if problem.get("type") == SNAPSHOT_FAILED:
-            return ServerFault(f"{server} {said}")  # It was tried. What is wrong there does not pass by itself.
+            return ServerFault(f"{server} {said}")  # It was tried: the caller decides whether to try again.
         case HTTPStatus.SERVICE_UNAVAILABLE if own:
             return failed_at(server, NO_LEADER if problem.get("type") == NO_LEADER_KNOWN else Cause.of(said))
         case HTTPStatus.UNPROCESSABLE_ENTITY if refused := refusals_of(problem):

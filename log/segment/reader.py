@@ -53,11 +53,12 @@ lookup with the position where they start. (A plain tuple: a NamedTuple would co
 
 
 class Lookup:
-    """Finds frames, on the writer's thread. Its only state is where recent range reads ended."""
+    """Finds frames, on the writer's thread. Its state is where recent range reads ended, and which segments have rot."""
 
     def __init__(self, state: LogState) -> None:
         self._state = state
         self._boundaries: dict[int, tuple[Segment, int]] = {}
+        self._unindexable: dict[Segment, tuple[int, str]] = {}  # The position of the rot in it, and what it is.
         interval = state.options.index_interval_bytes
         self._lookup_bytes = min(interval + _LOOKUP_REST_BYTES, _MAX_LOOKUP_BYTES)
 
@@ -248,8 +249,9 @@ class Lookup:
             del boundaries[next(iter(boundaries))]
 
     def forget_boundaries(self) -> None:
-        """Forget where range reads ended, because segments were removed or truncated."""
+        """Forget where range reads ended, and rot, because segments were removed or truncated."""
         self._boundaries.clear()
+        self._unindexable.clear()
 
     def store(self, segment: Segment) -> Storage:
         """Return the open store of any segment."""
@@ -275,7 +277,9 @@ class Lookup:
         return writer.written
 
     def _rebuilt_index(self, segment: Segment) -> FrameIndex:
-        """Make the index of a read segment from its frames, and write its file."""
+        """Make the index of a read segment from its frames, and write its file. Rot in them is found once."""
+        if segment in self._unindexable:
+            raise self.corrupt(segment, *self._unindexable[segment])
         file = store_name(segment.base_index)
         store = self.store(segment)
         try:
@@ -283,6 +287,7 @@ class Lookup:
             survey = Survey(header, self._state.options.index_interval_bytes, None)
             survey.glance(store, segment.end)
         except FrameInvalid as error:
+            self._unindexable[segment] = (error.position, error.reason)
             raise self.corrupt(segment, error.position, error.reason) from error
         if self._state.failure is None:
             with self._state.failing("writing an index"):
@@ -373,10 +378,14 @@ class Reader:
         segment, position = self.lookup.boundary(from_index)
         raw = self._span(segment, position, bound - 1, max_bytes)
         size, next_index = 0, from_index
-        for offset, header in self._verified(raw, segment, position, from_index, None):
-            if header.index + header.count > bound:
-                break
-            size, next_index = offset + HEADER_BYTES + header.length, header.index + header.count
+        try:
+            for offset, header in self._verified(raw, segment, position, from_index, None):
+                if header.index + header.count > bound:
+                    break
+                size, next_index = offset + HEADER_BYTES + header.length, header.index + header.count
+        except FrameCorrupt:
+            if not size:
+                raise
         self.lookup.remember(next_index, segment, position + size)
         return (raw if size == len(raw) else raw[:size]), next_index
 

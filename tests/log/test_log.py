@@ -510,12 +510,13 @@ def test_reads_of_rotten_bytes_name_file_and_position_and_never_return_them() ->
         for attempt in (
             lambda: log.read(2),
             lambda: list(log.reader.stream(0, 5)),
-            lambda: log.read_frames(0, 1 << 20),
+            lambda: log.read_frames(2, 1 << 20),
         ):
             with pytest.raises(FrameCorrupt) as error:
                 attempt()
             assert error.value.file == STORE.removeprefix("log/")
             assert error.value.position == position
+        assert log.read_frames(0, 1 << 20)[1] == 2
         assert log.read(1).value == "1" * 30
         assert log.read(4).value == "4" * 30
         disk.flip_bit(STORE, place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,8 +24,11 @@ from quire.log import (
     repair,
     stored_mark,
     verify,
+    walk_frames,
 )
+from quire.log.segment.survey import Survey
 from quire.log.simulated import Disk, Keep
+from quire.log.storage import Storage
 from tests.log.histories import CLUSTER_ID, Clock, History, all_frames, open_log
 from tests.log.sectors import PAGE_BYTES, Sectors
 
@@ -290,3 +294,45 @@ def test_files_of_a_real_folder_are_verified_and_repaired(tmp_path: Path, monkey
 def _opened(path: Path) -> Log:
     options = LogOptions(segment_bytes=1 << 16)
     return Log.open(FileDirectory(path), options, cluster_id=CLUSTER_ID, clock=Clock(), standalone=True)
+
+
+@pytest.mark.parametrize("how", [Disk.make_unreadable, Disk.flip_bit])
+def test_a_read_returns_the_frames_before_the_rotten_one(how: Callable[[Disk, str, int], None]) -> None:
+    history = written()
+    name, position, spoiled = place(history, 1, 3)
+    log = open_log(history.disk)
+    how(history.disk, name, position + 70)
+
+    begin = history.frames[spoiled - 2].header.index
+    raw, reached = log.read_frames(begin, 1 << 20)
+
+    assert (list(walk_frames(raw)), reached) == (
+        history.frames[spoiled - 2 : spoiled],
+        history.frames[spoiled].header.index,
+    )
+    with pytest.raises(FrameCorrupt):
+        log.read_frames(reached, 1 << 20)
+    assert log.reader.rot.startswith(f"{name[4:]} is corrupt at byte {position}")
+
+
+def test_a_segment_whose_index_cannot_be_made_again_is_walked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    history, surveys = written(), list[int]()
+    name, position, spoiled = place(history, 1, 0)
+    log = open_log(history.disk)
+    history.disk.flip_bit(name, position)  # Of the crc that the index names.
+    glance = Survey.glance
+
+    def counted(survey: Survey, store: Storage, end: int) -> None:
+        surveys.append(end)
+        glance(survey, store, end)
+
+    monkeypatch.setattr(Survey, "glance", counted)
+    index = history.frames[spoiled].header.index
+
+    said = set()
+    for _ in range(3):
+        with pytest.raises(FrameCorrupt) as found:
+            log.read(index)
+        said.add(str(found.value))
+
+    assert (len(surveys), len(said)) == (1, 1)
