@@ -53,7 +53,7 @@ lookup with the position where they start. (A plain tuple: a NamedTuple would co
 
 
 class Lookup:
-    """Finds frames, on the writer's thread. Its state is where recent range reads ended, and which segments have rot."""
+    """Finds frames, on the writer's thread. Its state: where recent range reads ended, and known rot."""
 
     def __init__(self, state: LogState) -> None:
         self._state = state
