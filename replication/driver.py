@@ -32,8 +32,7 @@ from .durations import Durations
 from .net.wire import Positions, Shipment
 from .ports import Device, Links, Ports, Streams
 
-RETRY_US = 50_000
-ROT_RETRY_US = 1_000_000  # Each look for a rotten frame may walk over its segment.
+RETRY_US, ROT_RETRY_US = 50_000, 1_000_000
 """The wait before another attempt of an operation that lacked a descriptor, memory, or room for a promise."""
 
 
@@ -338,9 +337,8 @@ class Driver(Generic[OwnerT]):
                 raw, next_index = self._frames_from(action.from_index, action.max_bytes)
             except (ResourcesExhausted, FrameCorrupt) as error:
                 # As if nothing had been there to ship: after the pause, the core ships again, or another leader does.
-                nothing = events.Shipped(action.stream_id, action.from_index, 0)
                 pause = ROT_RETRY_US if isinstance(error, FrameCorrupt) else RETRY_US
-                self._device.remind(pause, lambda: self.step(nothing))
+                self._device.remind(pause, lambda: self.step(events.Shipped(action.stream_id, action.from_index, 0)))
                 return
         positions = Positions(action.commit_index, action.durable_index, self._device.clock())
         if self._streams.send_down(action.stream_id, Shipment(positions, raw, next_index)):

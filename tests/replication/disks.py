@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from quire.log import Kind, ResourcesExhausted, walk_frames
+from quire.log import FrameCorrupt, Kind, Log, ResourcesExhausted, walk_frames
 from quire.replication import Disk
 from quire.replication.core import Reason, actions, events
+from quire.replication.driver import ROT_RETRY_US
 
 
 @dataclass
@@ -49,3 +50,11 @@ def remove_expired(disk: Disk, floor: int) -> None:
     while (expiry := disk.begin_expiry(max_bytes=0, floor=floor)) is not None:
         expiry.run()
         disk.log.expiry.end(expiry)
+
+
+def shippable(log: Log, from_index: int, max_bytes: int) -> tuple[bytes, int, int]:
+    """The frames of a shipment, the index after them, and how long the driver waits as it cannot read any, in us."""
+    try:
+        return (*(log.read_frames(from_index, max_bytes, unflushed=True) if max_bytes else (b"", from_index)), 0)
+    except (ResourcesExhausted, FrameCorrupt):
+        return b"", from_index, ROT_RETRY_US

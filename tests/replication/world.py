@@ -13,12 +13,10 @@ from typing import TypeVar
 from quire.log import (
     FEATURES,
     Directory,
-    FrameCorrupt,
     FrameInvalid,
     Kind,
     Log,
     LogOptions,
-    ResourcesExhausted,
     encode_frame,
     encode_records,
     encode_system,
@@ -33,9 +31,8 @@ from quire.replication.core.leading import Leading
 from quire.replication.core.membership.changing import Outcome, Promote, Wanted
 from quire.replication.core.messages import Ack, CoreMessage, CrcMismatch, Open, OpenAnswer
 from quire.replication.disk import Disk
-from quire.replication.driver import ROT_RETRY_US
 from quire.replication.net.wire import decode_peer, decode_stream, encode
-from tests.replication.disks import Snapshots, refusal_of, truncated
+from tests.replication.disks import Snapshots, refusal_of, shippable, truncated
 
 MILLISECOND = 1_000
 MESSAGE_US = MILLISECOND
@@ -399,18 +396,13 @@ class SimNode:
             case actions.AnswerOpen(stream_id, answer):
                 world.stream_send(self, stream_id, encode(answer))
             case actions.Ship(stream_id, from_index, max_bytes, commit_index, durable_index):
-                raw, next_index = b"", from_index
-                if max_bytes:
-                    try:
-                        raw, next_index = self.log.read_frames(from_index, max_bytes, unflushed=True)
-                    except (ResourcesExhausted, FrameCorrupt):
-                        self._soon(ROT_RETRY_US, events.Shipped(stream_id, from_index, 0))
-                        return
+                raw, next_index, pause = shippable(self.log, from_index, max_bytes)
                 self.shipped_bytes += len(raw)
                 epochs = [frame.header.epoch for frame in walk_frames(raw)]
                 arrival = (raw, epochs[-1] if epochs else 0, commit_index, durable_index)
-                world.stream_send(self, stream_id, arrival)
-                self._soon(0, events.Shipped(stream_id, next_index, len(raw)))
+                if not pause:
+                    world.stream_send(self, stream_id, arrival)
+                self._soon(pause, events.Shipped(stream_id, next_index, len(raw)))
             case actions.CloseStream(stream_id):
                 world.close_stream(self, stream_id)
             case _:
