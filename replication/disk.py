@@ -63,7 +63,8 @@ class Write(Generic[OwnerT_co]):
 
     `expected_index`: reject the write unless its first record gets this index. `sequence` is that of its first record
     in `session`; both are 0 without a session. `owner` is the object that waits for the outcome. For the journal:
-    how long its records were checked, when it was proposed, in monotonic seconds, and the context of its request.
+    whether its records are commands, which it may name, how long they were checked, when it was proposed, in monotonic
+    seconds, and the context of its request.
     """
 
     payload: bytes
@@ -72,6 +73,7 @@ class Write(Generic[OwnerT_co]):
     expected_index: int | None = None
     session: int = 0
     sequence: int = 0
+    are_commands: bool = False
     check_s: float = 0.0
     proposed_at: float = 0.0
     context: Context | None = field(default=None, repr=False)

@@ -23,8 +23,9 @@ from typing import Generic, NamedTuple
 
 import structlog
 
-from quire.log import Kind, LogError, decode_values
-from quire.replication import Durations, Placed
+from quire.log import LogError
+from quire.log.packing import Skimmer
+from quire.replication import Durations, Placed, Write
 from quire.replication.disk import OwnerT, Share
 
 from ..terminal import escaped
@@ -133,10 +134,11 @@ class CommandTimes:
         # Those that wait for it must not take its share of the journal's lines.
         event = "slow command" if took_s - times["behind"] >= self._slow_s else "a command waited for a slow one"
         fields: dict[str, object] = {"index": frame.placed.index + position, "session": write.session}
-        if self._names:
-            fields["command"] = _name_of(share, position)
+        name = _name_of(write, position - share.offset) if self._names and write.are_commands else ""
+        if name:
+            fields["command"] = name
         shown = {f"{part}_ms": round(1000 * seconds) for part, seconds in {"took": took_s, **times}.items()}
-        context = Context() if write.context is None else write.context.copy()
+        context = Context() if write.context is None else write.context
         context.run(partial(journal.warning, event, **fields, **shown))
 
     def _slowest(self, frame: TimedFrame[OwnerT]) -> tuple[Share[OwnerT], int]:
@@ -191,16 +193,16 @@ def _percentile_ms(counts: Sequence[int], rank: float) -> float:
     return round(1000 * FINE_BOUNDS_S[min(bucket, len(FINE_BOUNDS_S) - 1)], 2)
 
 
-def _name_of(share: Share[object], position: int) -> str:
-    """At most NAME_BYTES of a command's first element; what kind of value it is, if it has none that is text."""
-    write = share.write
-    if write.kind is not Kind.RECORDS:
-        return write.kind.name.lower()
+def _name_of(commands: Write[object], position: int) -> str:
+    """At most NAME_BYTES of the first element of the command at a position; empty if that is no text."""
+    skimmer = Skimmer(size=len(commands.payload))
     try:
-        command: object = decode_values(write.payload, write.count)[position - share.offset]
+        skimmer.feed(commands.payload)
+        skimmer.array()
+        skimmer.ends(position)
+        first = skimmer.value() if skimmer.array() else None
     except LogError:
         return ""
-    first = command[0] if isinstance(command, list) and command else command
-    if command is first or not isinstance(first, str):
-        return f"({type(first).__name__})"
+    if not isinstance(first, str):
+        return ""
     return escaped(first.encode(errors="replace")[:NAME_BYTES].decode(errors="ignore"))

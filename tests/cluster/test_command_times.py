@@ -1,9 +1,11 @@
 """How long commands take: what the journal says of a slow one, when a part is a problem, rates and percentiles."""
 
 from contextvars import copy_context
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import orjson
 import pytest
 from structlog.contextvars import bound_contextvars, merge_contextvars
 from structlog.testing import capture_logs
@@ -12,12 +14,15 @@ from quire.cluster.errors import CheckFailedError
 from quire.cluster.node import command_times, writing
 from quire.cluster.node.command_times import LOOK_S, LOOKS, NAME_BYTES, CommandTimes, Step
 from quire.cluster.node.writing import WriteCounts, Writing
-from quire.log import Kind, encode_blob, encode_records
+from quire.log import Kind, encode_blob, encode_records, pack
 from quire.replication import Placed, Write
 from quire.replication.disk import Share
+from tests.cluster.running import running_cluster
 
 SLOW_S = 0.1
 START_S = 1000.0
+DEADLINE_S = 20.0
+JSON = "application/json"
 FAST = Step()
 
 
@@ -32,7 +37,7 @@ class World:
 
     def write(self, *commands: Any, check_s: float = 0.0, session: int = 0) -> Write[None]:
         write = Write(encode_records(list(commands)), len(commands), session=session, check_s=check_s, owner=None)
-        write.proposed_at = self.now
+        write.are_commands, write.proposed_at = True, self.now
         return write
 
     def frame(self, *writes: Write[None], behind_s: float = 0.0, apply_s: float = 0.0, slowest: Step = FAST) -> None:
@@ -90,35 +95,73 @@ def test_a_slow_check_is_told_with_its_own_command_and_the_ids_of_its_request(mo
     ("command", "name"),
     [
         (["put", "key", 1], "put"),
-        ("secret", "(str)"),
-        ({"secret": "x"}, "(dict)"),
-        ([], "(list)"),
-        ([["secret"]], "(list)"),
-        ([b"secret"], "(bytes)"),
-        ([7], "(int)"),
+        ("secret", None),
+        ({"secret": "x"}, None),
+        ([], None),
+        ([["secret"]], None),
+        ([b"secret"], None),
+        ([7], None),
         (["a\nb\x1b[2J"], r"a\nb\x1b[2J"),
         (["x" * 100], "x" * NAME_BYTES),
         (["\u00e4" * 100], "\u00e4" * (NAME_BYTES // 2)),
     ],
 )
 def test_a_command_is_named_by_its_first_element_which_is_cut_and_escaped(
-    monkeypatch: pytest.MonkeyPatch, command: Any, name: str
+    monkeypatch: pytest.MonkeyPatch, command: Any, name: str | None
 ) -> None:
     world = World(monkeypatch)
     with capture_logs() as lines:
-        world.frame(world.write(command), apply_s=1.0)
-    assert [line["command"] for line in lines] == [name]
+        world.frame(world.write(["before"], command, ["after"]), apply_s=1.0, slowest=Step(1.0, 1))
+    assert [line.get("command") for line in lines] == [name]
 
 
-def test_a_blob_is_called_one_and_no_command_is_named_if_the_setting_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_came_as_commands_is_named_and_nothing_if_the_setting_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = World(monkeypatch)
+    record = world.write(["secret", 5])
+    record.are_commands = False
     blob: Write[None] = Write(encode_blob(b"secret"), 1, Kind.BLOB, owner=None, proposed_at=world.now)
     with capture_logs() as lines:
+        world.frame(record, apply_s=1.0)
+        blob.proposed_at = world.now
         world.frame(blob, apply_s=1.0)
         world = World(monkeypatch, names=False)
         world.frame(world.write(["secret"]), apply_s=1.0)
-    assert (lines[0]["command"], "command" in lines[1]) == ("blob", False)
+    assert [line["event"] for line in lines] == ["slow command"] * 3
     assert "secret" not in str(lines)
+
+
+@pytest.mark.asyncio
+async def test_commands_are_named_however_they_came_and_records_are_not(tmp_path: Path) -> None:
+    machine = "tests.cluster.machines:Slow"
+    async with running_cluster(tmp_path, 1, machine=machine, slow_command_ms=100) as cluster:
+        session = (await cluster.ask("n1", "POST", "/sessions", b"{}", JSON)).document["session"]
+        with capture_logs() as journal:
+            records = orjson.dumps(["secret", 5])
+            under_session = {"Quire-Session": str(session), "Quire-Sequence": "1"}
+            assert (await cluster.ask("n1", "POST", "/records", records, JSON)).status == 200
+            assert (await cluster.ask("n1", "POST", "/records", records, JSON, under_session)).status == 200
+            commands = orjson.dumps({"commands": [["posted"]]})
+            assert (await cluster.ask("n1", "POST", "/commands", commands, JSON)).status == 200
+            url = f"{cluster.url('n1')}/commands/stream?session={session}"
+            async with cluster.session.ws_connect(url, compress=0) as socket:
+                await socket.send_bytes(pack([2, [["streamed"]]]))
+                await socket.receive(timeout=DEADLINE_S)
+    lines = [line for line in journal if line["event"] == "slow command"]
+    assert [line.get("command") for line in lines] == [None, None, "posted", "streamed"]
+
+
+def test_a_command_is_named_without_unpacking_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    no_text = b"\xa1\xff"
+    write = world.write(["put", "?"], ["get", "?"], ["?", 1])
+    write.payload = write.payload.replace(pack("?"), no_text)
+    with capture_logs() as lines:
+        for position in range(3):
+            write.proposed_at = world.now
+            world.frame(write, apply_s=1.0, slowest=Step(1.0, position))
+    assert [line.get("command") for line in lines] == ["put", "get", None]
 
 
 @pytest.mark.asyncio

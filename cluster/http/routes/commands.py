@@ -58,7 +58,7 @@ async def post_commands(request: web.Request) -> web.StreamResponse:
         return forwarded
     await api.decoding.turn(len(body))
     commands = decode_commands(content_type, body, api.node.config.max_commands)
-    reply = await write_values(request, commands, limit, applied=True, write_id=write_id)
+    reply = await write_values(request, commands, limit, are_commands=True, write_id=write_id)
     reply, document = await _within_answer(request, reply)
     document |= {"repeated": True} if reply.repeated else {"index": reply.index}
     document |= {"epoch": reply.epoch, "results": reply.results}
@@ -101,13 +101,13 @@ async def write_values(
     values: list[Any],
     limit: int,
     *,
-    applied: bool,
+    are_commands: bool,
     expected_index: int | None = None,
     write_id: WriteId = NO_SESSION,
 ) -> WriteReply:
     """Write the values, at most `limit` bytes as msgpack, as one frame.
 
-    On return they are on a majority's disks, and applied here if `applied` or under a session.
+    On return they are on a majority's disks, and applied here if they are commands or under a session.
 
     Raises:
         CommandsRefused, LimitExceeded: nothing was written.
@@ -121,8 +121,8 @@ async def write_values(
     payload, count = pack_records(values, limit), len(values)
     del values  # They take many times as much memory as the payload, and the wait may be long.
     session, sequence = write_id
-    waiter = FutureWaiter(applied=applied or session != 0)
-    write = Write(payload, count, Kind.RECORDS, expected_index, session, sequence, check_s, owner=waiter)
+    waiter = FutureWaiter(applied=are_commands or session != 0)
+    write = Write(payload, count, Kind.RECORDS, expected_index, session, sequence, are_commands, check_s, owner=waiter)
     if session and count > (window := components.sessions.window):
         raise LimitExceeded("the number of records under a session", count, window)
     return await write_within_deadline(request, write)

@@ -49,12 +49,12 @@ async def post_records(request: web.Request) -> web.StreamResponse:
     elif raw:
         room = limit + FRAME_OVERHEAD_BYTES
         reply = await write_values(
-            request, [body], room, applied=False, expected_index=expected_index, write_id=write_id
+            request, [body], room, are_commands=False, expected_index=expected_index, write_id=write_id
         )
     else:
         values = decode_records(content_type, body, node.config.max_commands)
         reply = await write_values(
-            request, values, limit, applied=False, expected_index=expected_index, write_id=write_id
+            request, values, limit, are_commands=False, expected_index=expected_index, write_id=write_id
         )
     return await records_written(request, reply)
 

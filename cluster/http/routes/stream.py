@@ -230,7 +230,7 @@ class CommandStream:
             raise CommandsRefused(refused)
         waiter = StreamWaiter(self, sequence, len(commands), len(payload))
         write = Write(payload, len(commands), session=self._session, sequence=sequence, owner=waiter)
-        write.check_s, write.context = self._writing.check_s, self._context
+        write.check_s, write.context, write.are_commands = self._writing.check_s, self._context, True
         self._writing.propose(write)
         self._next_sequence = sequence + len(commands)
         self._in_flight_messages += 1
