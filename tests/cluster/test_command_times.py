@@ -111,7 +111,7 @@ def test_a_command_is_named_by_its_first_element_which_is_cut_and_escaped(
 ) -> None:
     world = World(monkeypatch)
     with capture_logs() as lines:
-        world.frame(world.write(["before"], command, ["after"]), apply_s=1.0, slowest=Step(1.0, 1))
+        world.frame(world.write(["before"], command, "after"), apply_s=1.0, slowest=Step(1.0, 1))
     assert [line.get("command") for line in lines] == [name]
 
 
