@@ -26,7 +26,7 @@ from quire.log import Frame, FrameHeader, Kind, Log, LogError, ResourcesExhauste
 from quire.sm import Applied, Applier, ApplyFailed, Execution, Unexecuted, is_quick
 
 from ..errors import NodeStopping
-from .command_times import CommandTimes, Step
+from .command_times import NO_STEP, CommandTimes, Step
 
 T = TypeVar("T")
 
@@ -172,7 +172,7 @@ class Pace:
 
     def begin(self) -> None:
         """Begin a frame."""
-        self.slowest = Step()
+        self.slowest = NO_STEP
         """Of its steps that took longer than STEP_S."""
         self._position = 0
 

@@ -52,8 +52,11 @@ journal = structlog.get_logger(__name__)
 class Step(NamedTuple):
     """A step of a frame in the machine: its seconds, and the position of its first record."""
 
-    took_s: float = 0.0
-    position: int = 0
+    took_s: float
+    position: int
+
+
+NO_STEP = Step(0.0, 0)
 
 
 @dataclass(slots=True)
@@ -85,7 +88,7 @@ class CommandTimes:
         self._whole = Durations(FINE_BOUNDS_S)
         self._slow_s = slow_s
         self._names = names
-        self._applied = Step()
+        self._applied = NO_STEP
         self._apply_s = 0.0
         self._slow: dict[str, _Slow] = {}
         self._looks: deque[tuple[float, list[int]]] = deque(maxlen=LOOKS + 1)

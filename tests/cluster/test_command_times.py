@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from quire.cluster.errors import CheckFailedError
 from quire.cluster.node import command_times, writing
-from quire.cluster.node.command_times import LOOK_S, LOOKS, NAME_BYTES, CommandTimes, Step
+from quire.cluster.node.command_times import LOOK_S, LOOKS, NAME_BYTES, NO_STEP, CommandTimes, Step
 from quire.cluster.node.writing import WriteCounts, Writing
 from quire.log import Kind, encode_blob, encode_records, pack
 from quire.replication import Placed, Write
@@ -23,7 +23,6 @@ SLOW_S = 0.1
 START_S = 1000.0
 DEADLINE_S = 20.0
 JSON = "application/json"
-FAST = Step()
 
 
 class World:
@@ -40,7 +39,7 @@ class World:
         write.are_commands, write.proposed_at = True, self.now
         return write
 
-    def frame(self, *writes: Write[None], behind_s: float = 0.0, apply_s: float = 0.0, slowest: Step = FAST) -> None:
+    def frame(self, *writes: Write[None], behind_s: float = 0.0, apply_s: float = 0.0, slowest: Step = NO_STEP) -> None:
         """A frame of writes, which are proposed by now, from its append to its answer."""
         shares, count = list[Share[None]](), 0
         for write in writes:
