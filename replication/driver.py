@@ -214,10 +214,10 @@ class Driver(Generic[OwnerT]):
         Unlike `halt`, it does not reject waiting writes: how far the step got is unknown, so every outcome is, too.
         """
         self._forget_results()
-        self.core.abandon(f"a fault of this program: {fault!r}")
+        waited = self.core.abandon(f"a fault of this program: {fault!r}")
         self._ports.health.failed(fault)
-        if (leading := self.core.leading) is not None and leading.waiting:
-            self._in_doubt([cast("Write[OwnerT]", request) for request, _ in leading.waiting])
+        if waited:
+            self._in_doubt([cast("Write[OwnerT]", request) for request in waited])
 
     def _forget_results(self) -> None:
         self._append_results.clear()

@@ -57,10 +57,7 @@ class Core:
             state.promise = Promise(state.log.last_epoch, "", 0)
 
     def handle(self, event: events.Event, now: int, clock: int) -> list[actions.Action]:
-        """Take one step; return what to do, in order.
-
-        `now` is monotonic and `clock` the wall clock, both in microseconds.
-        """
+        """Take one step at `now` (monotonic) and `clock` (of the wall), in microseconds; return what to do, in order."""
         if self.state.halted is not None:
             return refused_after_halt(self.state, event)
         has_ticked = self._begin_step(now, clock, looks=not isinstance(event, events.LEAVES_LOG))
@@ -595,6 +592,7 @@ class Core:
         """Whether writes wait to be appended: any event may cause them to be appended or refused."""
         return self.state.halted is None and self.leading is not None and bool(self.leading.waiting)
 
-    def abandon(self, reason: str) -> None:
-        """Stop permanently and answer nothing: this program has a bug, so all waiting requests get unknown outcomes."""
+    def abandon(self, reason: str) -> list[events.Request]:
+        """Stop permanently for a bug of this program, and answer nothing; return the requests that waited."""
         self.state.halted, self.state.actions = reason, []
+        return [request for request, _ in self.leading.waiting] if self.leading is not None else []

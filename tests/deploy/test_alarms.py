@@ -61,6 +61,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "replication/core/belief/reaching.py Reaching._may_return": ("out of reach of", "and no longer takes part"),
     "replication/core/election.py Candidate.begin_vote": ("the epochs are used up",),
     "replication/core/state.py State.alarm": PASSED_ON,
+    "replication/core/state.py State.measured": PASSED_ON,
     "replication/driver.py Driver._tell_node": PASSED_ON,
     "replication/net/links.py OtherHistory.alarm": ("is of another history",),
     "replication/net/network.py Network._history_met": PASSED_ON,
@@ -77,6 +78,7 @@ FURTHER = {
     "cluster/node/addresses.py": ("this node's configuration has the members",),
     "replication/core/fitness/levels.py": (
         "an operator drained this node",
+        "its log has rot",
         "a flush takes",
         "committed records wait to be applied",
         "the disk of the log is full",
