@@ -57,7 +57,7 @@ class Core:
             state.promise = Promise(state.log.last_epoch, "", 0)
 
     def handle(self, event: events.Event, now: int, clock: int) -> list[actions.Action]:
-        """Take one step at `now` (monotonic) and `clock` (of the wall), in microseconds; return what to do, in order."""
+        """Take one step at `now` (monotonic) and `clock` (of the wall), microseconds; return what to do, in order."""
         if self.state.halted is not None:
             return refused_after_halt(self.state, event)
         has_ticked = self._begin_step(now, clock, looks=not isinstance(event, events.LEAVES_LOG))
