@@ -13,7 +13,7 @@ from tests.cluster.test_client import closed_port
 
 # What a client may load of quire. A node's modules, and the log's, would double the time that a command takes to start.
 OF_A_CLIENT = {
-    "quire.cluster": {"client", "access", "errors", "outgoing", "request_id"},
+    "quire.cluster": {"client", "access", "errors", "majority", "outgoing", "request_id"},
     "quire.cluster.access": {"client_credentials", "files", "roles", "tls", "tokens"},
     "quire.log": {"errors", "packing"},
     "quire.replication": {"address", "names"},
@@ -105,7 +105,7 @@ def test_the_client_loads_nothing_of_a_node() -> None:
         elif package == "quire":
             assert name in {"cluster", "log", "replication"}, module
         elif module.startswith("quire."):
-            assert package in ("quire.cluster.client", "quire.cluster.client.records"), module
+            assert package in {f"quire.cluster.client{of}" for of in ("", ".leader", ".records")}, module
 
 
 RETRYING = """

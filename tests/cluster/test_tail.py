@@ -27,6 +27,7 @@ from quire.cluster.client import (
     connect_sync,
 )
 from quire.cluster.http.api import API
+from quire.cluster.http.routes.ranges import WAIT_LIMIT_MS
 from tests.cluster.running import RunningCluster, running_cluster
 from tests.cluster.scripted import broken, lines, refusing, scripted
 
@@ -152,6 +153,17 @@ async def test_a_tail_asks_a_server_to_wait_no_longer_than_the_caller_does(
 
     assert 0 < asked_ms[0] < timeout_s * 1000
     assert 0 < asked_ms[-1] < timeout_s * 500
+
+
+async def test_a_tail_that_was_patient_through_an_outage_asks_no_server_to_wait_longer_than_it_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("quire.cluster.client.transport.READ_ATTEMPT_TIMEOUT_S", 10 * WAIT_LIMIT_MS / 1000)
+    async with scripted(lines(5, next_index=6)) as server, connect(server.address, timeout_s=3600.0) as cluster:
+        assert [record.index for record in await taken(cluster, 5, 1)] == [5]
+    [(_, path, _)] = server.requests
+
+    assert int(parse_qs(urlsplit(path).query)["wait_ms"][0]) == WAIT_LIMIT_MS
 
 
 @pytest.mark.parametrize(
