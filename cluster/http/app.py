@@ -15,7 +15,7 @@ from aiohttp.typedefs import Handler, Middleware
 from quire.replication.net.sockets import drop_frames
 
 from ..access.roles import Role
-from ..errors import ClusterError, Malformed, OutcomeUnknown, Overloaded
+from ..errors import ClusterError, LeaderUnreachable, Malformed, OutcomeUnknown, Overloaded
 from ..node.components import NodeView
 from ..node.turn_times import TurnTimes
 from ..node.views.metrics import Gauge, Metrics
@@ -277,7 +277,8 @@ def _problem_for(request: web.Request, error: Exception, request_id: str, unknow
 
 def _of_cluster_error(request: web.Request, error: ClusterError, request_id: str) -> web.Response:
     if IN_DOUBT in request:
-        error = OutcomeUnknown(f"another leader got it, and did not answer; then {error}")
+        then = error.reason if isinstance(error, OutcomeUnknown | LeaderUnreachable) else error
+        error = OutcomeUnknown(f"a leader got it, and did not answer; then {then}")
     answer = answer_of(error)
     request.app[ADMISSION].authorization.refused(request, error, answer.name)
     formed = request.app[API].node.formed if API in request.app else None

@@ -1,16 +1,17 @@
 """The hop to the leader: requests, and streams of commands.
 
 A request is forwarded once: if it arrives with `Quire-Forwarded` at a node that does not lead, the answer is 503. If no
-connection could be made, nothing was written. If the connection breaks after the request was sent, or no answer comes
-in time, the outcome of a write is unknown; so it is if the answer to another request comes (`NodeAnswer`).
-No request waits for a leader that was not heard for an election timeout.
+connection could be made, nothing was written. A leader that has the request is lost to it if the connection breaks, if
+the answer to another request comes (`NodeAnswer`), if it was not heard for an election timeout, or, once it was not
+heard or its link broke, as soon as another one leads. A leader that hands over is not lost before: it will answer.
 
-A leader that was lost, not heard any more or its link broken, gets no more time once another leads: a stream to it is
-closed; a read is sent to the next leader, and so is a write under a session, which executes it once. What the next one
-refuses may have been executed before: its outcome is unknown. A leader that hands over is not lost: it will answer.
+Then a stream is closed, and the outcome of a write is unknown. But a read is sent again, and so is a write under a
+session, which executes it once: to whoever leads, until it is answered, its time is over, or a leader was lost LOSSES
+times more. What is refused then may have been executed before: its outcome is unknown.
 """
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -36,14 +37,15 @@ from .admission.admission import ADMISSION
 from .admission.authorization import caller_of
 from .admission.slow_callers import CLOSE_TIMEOUT_S, PIECE_BYTES, close, done_or_stalled
 from .admission.streams import OpenStream, StreamLimit
-from .request import FORWARDED, HISTORY, IN_DOUBT, REQUEST_ID_KEY, SEQUENCE, SESSION, TRACE, trace_of
+from .request import DEADLINE, FORWARDED, HISTORY, IN_DOUBT, REQUEST_ID_KEY, SEQUENCE, SESSION, TRACE, trace_of
 
 CONNECT_TIMEOUT_S = 1.0
 CONNECTION_LIMIT = 256  # To the leader, for requests; more of them wait for a connection, within their deadline.
 KEEPALIVE_S = 15.0  # Shorter than the server keeps an idle connection open.
 READ_BUFFER_BYTES = 1 << 18
 SHORTEST_PING_S = 2.0  # The pong has a second: a process that is frozen for a moment loses no stream.
-AGAIN_S = 0.02  # Before a request is sent again to a leader that does not serve yet.
+AGAIN_S, AGAIN_LIMIT_S = 0.02, 0.25  # Before a request is sent again to a leader that does not serve yet: doubled.
+LOSSES = 3  # It may itself be why its connections break.
 PING_TIMEOUTS = 2  # aiohttp waits half as long for the pong: a silent stream ends after three election timeouts.
 MESSAGES = (WSMsgType.BINARY, WSMsgType.TEXT)
 WS_TIMEOUT = ClientWSTimeout(ws_close=CLOSE_TIMEOUT_S)  # pyright: ignore[reportCallIssue]  # it does not read attr.ib
@@ -51,6 +53,7 @@ WS_TIMEOUT = ClientWSTimeout(ws_close=CLOSE_TIMEOUT_S)  # pyright: ignore[report
 _REQUEST_HEADERS = ("Content-Type", "Accept", SESSION, SEQUENCE, HISTORY)
 _RESPONSE_HEADERS = frozenset({"Content-Type", "Retry-After", "WWW-Authenticate"})
 _TOKEN_REFUSED = b'"urn:quire:problem:forbidden"'
+_SERVES_NOT_YET = re.compile(rb'"urn:quire:problem:(not-leader|no-leader|leader-not-serving)"')
 
 log = structlog.get_logger(__name__)
 
@@ -70,8 +73,8 @@ class Call:
     """The leader was lost, and another leads."""
 
 
-class _Deposed(ClusterError):
-    """This leader was deposed before it answered."""
+class _Lost(LeaderUnreachable):
+    """The leader has the request, and its answer will not come."""
 
 
 class LeaderHop:
@@ -140,44 +143,53 @@ class LeaderHop:
     ) -> web.Response | None:
         """The leader's response; None if this node leads and must answer itself.
 
-        `repeats`: once its leader was deposed, it may be sent to the next; by default, if it does not write.
+        `repeats`: once its leader was lost, it may be sent to the next; by default, if it does not write.
 
         Raises:
             NotLeader: the request was forwarded already.
-            NoLeader, LeaderUnreachable: it was not sent, or it is not a write.
+            NoLeader, LeaderUnreachable: it was not sent, or it is not a write; or it is IN_DOUBT.
             OutcomeUnknown: it was sent, and no response arrived.
         """
-        deadline = asyncio.get_running_loop().time() + self._node.config.request_timeout_ms / 1000 + CONNECT_TIMEOUT_S
+        time_is_over = asyncio.get_running_loop().time() + self._node.config.request_timeout_ms / 1000
+        deadline = time_is_over + CONNECT_TIMEOUT_S
         try:
             return await self._ask(request, body, deadline, writes=writes)
-        except _Deposed as deposed:
+        except _Lost as lost:
             if not (repeats if repeats is not None else not writes):
-                why = "another node leads, and it did not answer before"
-                error = OutcomeUnknown(f"{deposed}: {why}") if writes else LeaderUnreachable(str(deposed), why)
-                raise error from None
+                raise (OutcomeUnknown(lost.reason) if writes else lost) from None
+            failure = lost
+        request[DEADLINE] = time_is_over
         if writes:
             request[IN_DOUBT] = True
-        response = await self._ask_next(request, body, deadline, writes=writes)
+        response = await self._ask_next(request, body, deadline, failure, writes=writes)
         if writes and response is not None and response.status != HTTPStatus.OK:
             raise OutcomeUnknown(f"the next leader answered {response.status}")
         return response
 
     async def _ask_next(
-        self, request: web.Request, body: bytes | None, deadline: float, *, writes: bool
+        self, request: web.Request, body: bytes | None, deadline: float, failure: ClusterError, *, writes: bool
     ) -> web.Response | None:
-        """What `forward` returns, of the next leader, once it serves. Raises NoLeader, OutcomeUnknown."""
+        """What `forward` returns, of whoever leads, once it serves. Raises the last failure."""
+        pause_s, losses = AGAIN_S, 0
         while asyncio.get_running_loop().time() < deadline:
-            with suppress(_Deposed, NoLeader, LeaderUnreachable):
+            try:
                 response = await self._ask(request, body, deadline, writes=writes)
-                if response is None or response.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                if response is None or not _serves_not_yet(response):
                     return response
-            await asyncio.sleep(AGAIN_S)
-        raise NoLeader
+                failure = NoLeader()
+            except (NoLeader, LeaderUnreachable) as error:
+                failure = error
+                losses += isinstance(error, _Lost)
+                if losses == LOSSES:
+                    break
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, AGAIN_LIMIT_S)
+        raise failure
 
     async def _ask(
         self, request: web.Request, body: bytes | None, deadline: float, *, writes: bool
     ) -> web.Response | None:
-        """Ask the leader of now, until the deadline of the loop's clock. Raises _Deposed, and as `forward`."""
+        """Ask the leader of now, until the deadline of the loop's clock. Raises _Lost, and as `forward`."""
         node = self._node
         if node.leadership.is_leader:
             return None
@@ -212,13 +224,11 @@ class LeaderHop:
             why = "no answer came" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
             reason = f"the connection to the leader {leader} broke ({why})"
             log.warning("forwarding failed", leader=leader, why=reason)
-            if writes:
-                raise OutcomeUnknown(reason) from None
-            raise LeaderUnreachable(leader, reason) from None
+            raise _Lost(leader, reason) from None
 
     @asynccontextmanager
     async def _call_to(self, leader: str, deadline: float) -> AsyncGenerator[None]:
-        """Raise TimeoutError at the deadline, or when the leader is given up; _Deposed if another leads."""
+        """Raise TimeoutError at the deadline, or when the leader is given up; _Lost if another leads."""
         timeout = asyncio.timeout_at(deadline)
 
         def end() -> None:
@@ -231,7 +241,7 @@ class LeaderHop:
                     yield
             except TimeoutError:
                 if call.is_deposed:
-                    raise _Deposed(leader) from None
+                    raise _Lost(leader, "another node leads, and it did not answer before") from None
                 raise
 
     @contextmanager
@@ -277,7 +287,7 @@ class LeaderHop:
             if refusal is None or refusal.status == HTTPStatus.BAD_REQUEST:
                 raise LeaderUnreachable(leader, f"it answered {error.status}") from None
             return refusal
-        except (aiohttp.ClientError, OSError, _Deposed) as error:
+        except (aiohttp.ClientError, OSError) as error:
             raise LeaderUnreachable(leader, str(error) or type(error).__name__) from error
         upstream = cast("DialledSocket", connected)
         try:
@@ -311,6 +321,13 @@ class LeaderHop:
             raise NoLeader
         scheme, context, name = node.credentials.dialled_by(leader)
         return leader, URL(f"{scheme}://{address}{request.rel_url.raw_path_qs}", encoded=True), context, name
+
+
+def _serves_not_yet(response: web.Response) -> bool:
+    """Whether the response says that another node may lead, or this one soon."""
+    return response.status == HTTPStatus.SERVICE_UNAVAILABLE and bool(
+        _SERVES_NOT_YET.search(cast("bytes", response.body))
+    )
 
 
 def _refuses_token(status: int, content: bytes) -> bool:

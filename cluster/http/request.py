@@ -8,6 +8,7 @@ the leader returns both, so that each answer is matched to its request, and logs
 Query parameters are read strictly: unknown and repeated ones and malformed numbers are refused.
 """
 
+import asyncio
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -25,6 +26,9 @@ REQUEST_ID_CHARACTERS = 64
 REQUEST_ID_KEY = web.RequestKey("request_id", str)
 ANSWER_ID_KEY = web.RequestKey("answer_id", str)  # The id in the response.
 IN_DOUBT = web.RequestKey("in_doubt", bool)  # It is a write that was sent to another leader, without an answer.
+DEADLINE = web.RequestKey(
+    "deadline", float
+)  # It was sent to another leader: by the loop's clock, when its time is over.
 
 FORWARDED = "Quire-Forwarded"  # The node that passed the request on.
 SESSION = "Quire-Session"
@@ -85,6 +89,13 @@ class WriteId(NamedTuple):
 
 
 NO_SESSION = WriteId(0, 0)
+
+
+def timeout_ms_of(request: web.Request, timeout_ms: int) -> int:
+    """How long the request may still take: `timeout_ms`, or what another leader left of it."""
+    if DEADLINE not in request:
+        return timeout_ms
+    return max(0, int((request[DEADLINE] - asyncio.get_running_loop().time()) * 1000))
 
 
 def write_id_of(request: web.Request) -> WriteId:

@@ -32,14 +32,20 @@ class Relay:
         self.swallow: Callable[[bytes], bool] = lambda _request: False
         self.deafens: Callable[[bytes], bool] = lambda _request: False
         self.held: list[bytes] = []
+        self.breaks = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass one connection on; a request to be cut reaches the node, but its answer does not come back.
 
-        A swallowed one does not reach it, and `deafens` has the node answer in vain: the connection stays open.
+        A swallowed one does not reach it, and `deafens` has the node answer in vain: the connection stays open, until
+        `breaks`.
         """
-        upstream_reader, upstream_writer = await asyncio.open_connection(*host_and_port(self.target))
+        try:
+            upstream_reader, upstream_writer = await asyncio.open_connection(*host_and_port(self.target))
+        except ConnectionError:
+            writer.transport.abort()
+            return
         back = asyncio.create_task(_copy(upstream_reader, writer))
         try:
             while chunk := await reader.read(1 << 16):
@@ -50,7 +56,8 @@ class Relay:
                         upstream_writer.write(chunk)
                         await upstream_reader.read(1)
                     self.held.append(chunk)
-                    await asyncio.Event().wait()
+                    await self.breaks.wait()
+                    return
                 upstream_writer.write(chunk)
                 if self.cut(chunk):
                     back.cancel()

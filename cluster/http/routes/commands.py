@@ -35,7 +35,7 @@ from ..bodies import (
     pack_records,
     read_body,
 )
-from ..request import HISTORY, NO_SESSION, WriteId, parameters_of, write_id_of
+from ..request import HISTORY, NO_SESSION, WriteId, parameters_of, timeout_ms_of, write_id_of
 
 BODIES = (JSON, MSGPACK, NDJSON)
 
@@ -138,7 +138,7 @@ async def write_within_deadline(request: web.Request, write: Write[FutureWaiter]
         ClusterError: as `Writing.write`.
     """
     api = request.app[API]
-    components, timeout_ms = api.node.components, api.node.config.request_timeout_ms
+    components, timeout_ms = api.node.components, timeout_ms_of(request, api.node.config.request_timeout_ms)
     if not write.session:
         return await _write(components, write, timeout_ms)
     await require_history(api, request.headers.get(HISTORY))

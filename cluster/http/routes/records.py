@@ -19,7 +19,7 @@ from ..admission.admission import work_of
 from ..admission.slow_callers import SENDING_COST
 from ..api import API
 from ..bodies import JSON, MSGPACK, NDJSON, OCTETS, answer, content_type_of, decode_records, read_body, size_of
-from ..request import NO_SESSION, WriteId, integer_of, parameters_of, parse_integer, write_id_of
+from ..request import NO_SESSION, WriteId, integer_of, parameters_of, parse_integer, timeout_ms_of, write_id_of
 from .commands import records_written, write_values, write_within_deadline
 
 BIN_LIMIT_BYTES = 1 << 20  # Raw bytes up to this size are a record of type bin, longer ones a blob.
@@ -84,16 +84,17 @@ async def get_index_bounds(request: web.Request) -> web.StreamResponse:
         forwarded = await api.leader.forward(request, None, writes=False)
         if forwarded is not None:
             return forwarded
-        await _pass_barrier(api.node)
+        await _pass_barrier(request)
     bounds = visible_bounds(api.node)
     return answer(request, {"lowest_index": bounds.lowest_index, "highest_index": bounds.highest_index})
 
 
-async def _pass_barrier(node: NodeView) -> None:
+async def _pass_barrier(request: web.Request) -> None:
     """Return when a majority confirmed that this node leads. Raises NotLeader, NoLeader, StateUnavailable."""
+    node = request.app[API].node
     if (error := node.leadership.not_leader()) is not None:
         raise error
-    components, timeout_ms = node.components, node.config.request_timeout_ms
+    components, timeout_ms = node.components, timeout_ms_of(request, node.config.request_timeout_ms)
     try:
         async with asyncio.timeout(timeout_ms / 1000):
             await components.reading.barrier()

@@ -10,7 +10,6 @@ from aiohttp import web
 from quire.log import PayloadInvalid
 
 from ...errors import LimitExceeded, MachineFailed, Malformed, StateUnavailable
-from ...node.components import NodeView
 from ...node.reading import Consistency, Staleness, StateAnswer, late_read
 from ..admission.admission import work_of
 from ..admission.decoding import LARGE_BYTES
@@ -18,7 +17,7 @@ from ..admission.turns import BYTES_IN_TURN
 from ..answer_size import size_up_to
 from ..api import API
 from ..bodies import JSON, MSGPACK, answer, content_type_of, decode_query, read_body, size_of
-from ..request import integer_of, parameters_of, seconds_of
+from ..request import integer_of, parameters_of, seconds_of, timeout_ms_of
 
 UNAPPLIED = "Quire-Unapplied"
 
@@ -42,7 +41,7 @@ async def get_state(request: web.Request) -> web.StreamResponse:
         return _bounded(request, document, found.unapplied, "the state")
 
     work = work_of(request)
-    return await _query(api.node, None, consistency, allowed, encoded, partial(work.turn, size=BYTES_IN_TURN))
+    return await _query(request, None, consistency, allowed, encoded, partial(work.turn, size=BYTES_IN_TURN))
 
 
 async def post_query(request: web.Request) -> web.StreamResponse:
@@ -65,7 +64,7 @@ async def post_query(request: web.Request) -> web.StreamResponse:
     if len(body) > LARGE_BYTES:
         await work.turn(size=len(body))
     question, turn = decode_query(content_type, body), partial(work.turn, alone=True)
-    response = await _query(api.node, question, consistency, allowed, encoded, turn)
+    response = await _query(request, question, consistency, allowed, encoded, turn)
     work.charge(size=size_of(response))
     return response
 
@@ -85,14 +84,15 @@ def _consistency_of(request: web.Request) -> tuple[Consistency, Staleness]:
 
 
 async def _query(
-    node: NodeView,
+    request: web.Request,
     question: Any,
     consistency: Consistency,
     allowed: Staleness,
     encode: Callable[[StateAnswer], web.Response],
     turn: Callable[[], Awaitable[None]],
 ) -> web.Response:
-    components, timeout_ms = node.components, node.config.request_timeout_ms
+    node = request.app[API].node
+    components, timeout_ms = node.components, timeout_ms_of(request, node.config.request_timeout_ms)
     try:
         async with asyncio.timeout(timeout_ms / 1000):
             return await components.reading.query(question, consistency, allowed, encode, turn)
