@@ -74,6 +74,8 @@ class OutputQueue:
         self.name = name
         self.dropped = 0
         """Lines that were dropped since the start."""
+        self.is_given_up = False
+        """Its reader was waited for in vain: the process does not do so again at its end."""
         self.notice: Notice = lambda lines, why: f"quire: {lines_were_dropped(lines, why)}\n"
         self.encoding = encoding
         """That of the text."""
@@ -267,7 +269,9 @@ def dropped_lines() -> int:
 def drain(timeout_s: float = DRAIN_S) -> None:
     """Wait until everything queued now was written or dropped, or until the timeout."""
     end = time.monotonic() + timeout_s
-    for reached in [queue.mark() for queue in _queues]:  # Ask all of them first: one may be stuck.
+    for reached in [
+        queue.mark() for queue in _queues if not queue.is_given_up
+    ]:  # Ask all of them first: one may be stuck.
         reached.wait(max(0.0, end - time.monotonic()))
 
 

@@ -11,6 +11,7 @@
 """
 
 import codecs
+import errno
 import io
 import os
 import signal
@@ -115,6 +116,8 @@ async def say_all(lines: Iterable[str]) -> None:
     """Write lines to stdout, however long its reader takes; cancel it to wait no longer. Raises OutputLost."""
     import asyncio
 
+    if sys.__stdout__ is None:  # The process was started without it: nobody ever gets what is delivered.
+        raise OutputLost(OSError(errno.EBADF, os.strerror(errno.EBADF)))
     loop, queue = asyncio.get_running_loop(), stdout_queue()
     written: asyncio.Future[OSError | None] = loop.create_future()
 

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 from ..access.client_credentials import ClientCredentials, TokenRefused
 from ..access.tls import TlsRefused
+from ..terminal import escaped
 from .connection import ClusterOptions, fail_usage
 from .nodes.asking import Denied, NoAnswer, NodeCaller, NotReached, Silent
 from .nodes.problems import problem_lines, problems_of, problems_of_log, shown_problems
 from .nodes.rows import LogRow, Survey, TwoClusters, survey
-from .output import Exit, complain, interruptible, say, to_json
+from .output import Exit, complain, interruptible, say_all, to_json
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -52,7 +53,7 @@ def show_status(cluster: ClusterOptions, *, as_json: bool, timeout_s: float, sta
         complain(_nobody(found.strays))
         return Exit.FAILED if any(isinstance(each, Denied) for each in found.strays) else Exit.UNAVAILABLE
     _complain_of(found.strays)
-    _print(found, as_json=as_json)
+    print(*_printed(found, as_json=as_json), sep="\n", flush=True)
     return _exit_of(found)
 
 
@@ -77,7 +78,7 @@ async def watch_status(
                     known = {node_id: row.address for node_id, row in found.rows.items()}
                     new, complained = _new(found.strays, complained)
                     _complain_of(new)
-                    screen.show(found)
+                    await screen.show(found)
                 await asyncio.sleep(max(0.0, due_at - time.monotonic()))
 
 
@@ -103,9 +104,9 @@ class _Lines:
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
 
-    def show(self, found: Survey) -> None:
-        """Print a survey."""
-        _print(found, as_json=self._as_json)
+    async def show(self, found: Survey) -> None:
+        """Print a survey, however long its reader takes."""
+        await say_all(_printed(found, as_json=self._as_json))
 
 
 class _InPlace:
@@ -114,7 +115,7 @@ class _InPlace:
     def __init__(self, live: "Live") -> None:
         self._live = live
 
-    def show(self, found: Survey) -> None:
+    async def show(self, found: Survey) -> None:
         """Replace what is on the screen."""
         from rich.console import Group
         from rich.text import Text
@@ -142,20 +143,19 @@ def _screen(*, as_json: bool) -> Generator[_Lines | _InPlace]:
         yield _InPlace(live)
 
 
-def _print(found: Survey, *, as_json: bool) -> None:
+def _printed(found: Survey, *, as_json: bool) -> list[str]:
     if as_json:
-        say(to_json(_document(found)))
-        return
-    for line in _lines(found):
-        say(line)
+        return [to_json(_document(found))]
+    lines = [escaped(line) for line in _lines(found)]
     if not found.logs:
         from .console import EscapingConsole
         from .nodes.table import cursor_lines, node_table
 
-        EscapingConsole().print(node_table(found.rows))
-        sys.stdout.flush()
-        for line in cursor_lines(found.rows):
-            say(line)
+        console = EscapingConsole()
+        with console.capture() as table:
+            console.print(node_table(found.rows))
+        lines += [*table.get().splitlines(), *map(escaped, cursor_lines(found.rows))]
+    return lines
 
 
 def _lines(found: Survey) -> list[str]:

@@ -6,6 +6,7 @@ import stat
 from collections.abc import Iterable
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -94,6 +95,8 @@ async def test_a_batch_is_committed_at_the_end_only_if_stdout_took_it(
 
     monkeypatch.setattr(consuming, "say_all", say_all)
     monkeypatch.setattr(consuming, "DRAIN_S", 60.0 if is_taken else 0.01)
+    stdout = SimpleNamespace(is_given_up=False)
+    monkeypatch.setattr(consuming, "stdout_queue", lambda: stdout, raising=False)
     task = asyncio.create_task(print_records(one()))
     await begun.wait()
     task.cancel()
@@ -103,6 +106,7 @@ async def test_a_batch_is_committed_at_the_end_only_if_stdout_took_it(
         await task
 
     assert batch.is_committed == is_taken
+    assert stdout.is_given_up != is_taken
 
 
 WRONG = [

@@ -13,10 +13,12 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 import structlog
 
+from quire.cluster import standard_streams
 from quire.cluster.serve.journal import KINDS_LIMIT, configure_logging
 from quire.cluster.standard_streams import QUEUED_BYTES, QUEUED_LINES, OutputQueue
 
@@ -318,3 +320,10 @@ def test_stdout_and_stderr_of_a_command_that_are_one_file_keep_their_order() -> 
     )
 
     assert ended.stdout == b"".join(b"quire: %d\n%d\n" % (number, number) for number in range(200))
+
+
+def test_at_the_end_no_reader_is_waited_for_who_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its queue has no `mark` to wait for."""
+    monkeypatch.setattr(standard_streams, "_queues", [SimpleNamespace(is_given_up=True)])
+
+    standard_streams.drain()

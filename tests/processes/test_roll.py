@@ -10,6 +10,7 @@ import pytest
 from quire import connect_sync
 from quire.cluster.client import BlockingClient
 from tests.processes.cluster import QUIRE, Cluster, Clusters, environment, run_quire
+from tests.processes.test_unread_commands import full_pipe
 
 # What `--exec` runs: it asks the test to restart the node, since the node's process is the test's.
 ASKS = """
@@ -55,13 +56,13 @@ class Callers:
         assert min(self.made) > 0
 
 
-def rolled(cluster: Cluster, folder: Path) -> str:
-    """What the command printed; it must succeed."""
+def rolled(cluster: Cluster, folder: Path, out: int = subprocess.PIPE) -> str:
+    """What the command printed, if `out` is not given; it must succeed."""
     command = f"{sys.executable} {folder / 'asks.py'} {folder} {{node}}"
     (folder / "asks.py").write_text(ASKS)
     roll = subprocess.Popen(
         [*QUIRE, "roll", "--exec", command, "--server", cluster.servers],
-        stdout=subprocess.PIPE,
+        stdout=out,
         stderr=subprocess.PIPE,
         text=True,
         env=environment(),
@@ -101,6 +102,15 @@ def test_three_nodes_are_restarted_under_load_and_no_request_fails(clusters: Clu
         assert node.status()["started_at"] > before[node.node_id]
         assert not node.status()["drained"]
     cluster.wait_for_equal()
+
+
+@pytest.mark.full
+def test_a_roll_goes_on_though_nobody_reads_its_output(clusters: Clusters, tmp_path: Path) -> None:
+    cluster = clusters.formed(flags=["--election-timeout-ms", "1000"])
+    before = {node.node_id: node.status()["started_at"] for node in cluster}
+    with full_pipe() as full:
+        rolled(cluster, tmp_path, full)
+    assert all(node.status()["started_at"] > before[node.node_id] for node in cluster)
 
 
 @pytest.mark.full

@@ -197,6 +197,24 @@ def test_one_ctrl_c_ends_what_prints_records_though_nobody_reads(cluster: Cluste
         assert process.wait(DEADLINE_S) == Exit.DONE
 
 
+def test_one_ctrl_c_ends_a_watch_of_the_status_though_nobody_reads(cluster: Cluster) -> None:
+    watch = ["status", "--watch", "--interval", "0.1", "--server", cluster.servers]
+    with full_pipe() as full, running(*watch, out=full) as process:
+        cluster.wait_until("it waits for a reader", lambda: is_blocked(process))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE_S) == Exit.DONE
+
+
+@pytest.mark.parametrize("command", ["consume nowhere --start 0", "tail --from 0"])
+def test_records_for_a_closed_stdout_are_lost_output_and_not_committed(cluster: Cluster, command: str) -> None:
+    new_records(cluster, 1)
+    line = f"{shlex.join(QUIRE)} {command} --server {cluster.servers} >&-"
+    ended = subprocess.run(["bash", "-c", line], env=environment(), timeout=DEADLINE_S, check=False)
+
+    assert ended.returncode == Exit.OUTPUT_LOST
+    assert position(cluster, "nowhere") == 0
+
+
 def test_a_demo_ends_with_its_nodes_by_sigterm_though_nobody_reads(
     cluster: Cluster, tmp_path: Path, unread: int
 ) -> None:

@@ -11,7 +11,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager
 from dataclasses import asdict, dataclass
 from types import FrameType
 
@@ -26,7 +26,7 @@ from ...client import (
     RecordsLost,
     Unavailable,
 )
-from ...standard_streams import DRAIN_S
+from ...standard_streams import DRAIN_S, stdout_queue
 from ..output import complain, say_all, to_json
 from .handlers import Handlers
 
@@ -89,8 +89,11 @@ async def print_records(batches: Batches) -> None:
             await asyncio.shield(saying)
             await batch.commit()
         except asyncio.CancelledError:
-            with suppress(TimeoutError):  # Nobody reads: it comes again.
+            try:
                 await asyncio.wait_for(saying, DRAIN_S)
+            except TimeoutError:  # Nobody reads: it comes again.
+                stdout_queue().is_given_up = True
+            else:
                 await batch.commit()
             raise
 

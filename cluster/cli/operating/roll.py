@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import ClusterError
+from ...standard_streams import queue_standard_streams
 from ..connection import ClusterOptions, ask, connecting, fail_usage
 from ..output import Exit, complain, say
 from .members import LEVEL_RECORDS, LOOK_S, drained
@@ -57,6 +58,7 @@ def roll(
         fail_usage(
             f"--exec {command!r}: only {placeholders} are filled in; write other braces twice, as in {{{{ and }}}}"
         )
+    queue_standard_streams()
     try:
         ask(cluster, timeout, lambda client: _roll(client, words, timeout))
     except RollStopped as error:
