@@ -71,8 +71,7 @@ REFUSED_GRACE_S = 3.0  # A client that nobody served yet waits so long for nodes
 CONNECT_TIMEOUT_S = 1.0
 TLS_CONNECT_TIMEOUT_S = 3.0  # With the handshake, which a node that many dial at once begins after some others.
 READ_ATTEMPT_TIMEOUT_S = 5.0  # Another server can answer a read; a write waits for its own answer. Doubled each time.
-WAIT_SHARE = 0.6  # Of an attempt's time: after it, a server says that no record came, and so that it is not silent.
-WAIT_S = 60.0  # No server waits longer: see `wait_ms` in docs/limits.md.
+WAIT_SHARE, WAIT_S = 0.6, 60.0  # Of an attempt's time, and at most: after it, a server says that no record came. It is not silent.
 # No attempt starts in the last tenth of a call's time: it would only turn a write into an unknown one.
 LAST_SHARE = 0.1
 SILENT_S = 0.3  # After so long without an answer a server is pinged.
@@ -363,7 +362,8 @@ class Transport:
         total = left
         if not attempt.writes or attempt.repeatable:
             total = min(left, READ_ATTEMPT_TIMEOUT_S * attempt.patience + attempt.wait_s)
-        path = f"{attempt.path}&wait_ms={min(total * WAIT_SHARE, WAIT_S) * 1000:.0f}" if attempt.awaits_record else attempt.path
+        wait_ms = 1000 * min(total * WAIT_SHARE, WAIT_S)
+        path = f"{attempt.path}&wait_ms={wait_ms:.0f}" if attempt.awaits_record else attempt.path
         connect = CONNECT_TIMEOUT_S if shown.tls is None else TLS_CONNECT_TIMEOUT_S
         timeout = aiohttp.ClientTimeout(total=total, sock_connect=min(total, connect))
         try:
