@@ -71,7 +71,7 @@ REFUSED_GRACE_S = 3.0  # A client that nobody served yet waits so long for nodes
 CONNECT_TIMEOUT_S = 1.0
 TLS_CONNECT_TIMEOUT_S = 3.0  # With the handshake, which a node that many dial at once begins after some others.
 READ_ATTEMPT_TIMEOUT_S = 5.0  # Another server can answer a read; a write waits for its own answer. Doubled each time.
-WAIT_SHARE, WAIT_S = 0.6, 60.0  # Of an attempt's time, and at most: after it, a server says that no record came. It is not silent.
+WAIT_SHARE, WAIT_S = 0.6, 60.0  # Of an attempt's time, and at most: then a server says that no record came.
 # No attempt starts in the last tenth of a call's time: it would only turn a write into an unknown one.
 LAST_SHARE = 0.1
 SILENT_S = 0.3  # After so long without an answer a server is pinged.

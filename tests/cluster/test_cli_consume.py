@@ -3,6 +3,7 @@
 import asyncio
 import os
 import stat
+import sys
 from collections.abc import Iterable
 from itertools import permutations
 from pathlib import Path
@@ -12,13 +13,14 @@ from typing import cast
 import pytest
 from typer.testing import CliRunner
 
+from quire.cluster.cli import output
 from quire.cluster.cli.calls import consuming
 from quire.cluster.cli.calls.consuming import Batches, Unfinished, print_records
 from quire.cluster.cli.calls.handlers import SkippedRecords
 from quire.cluster.cli.commands import app
 from quire.cluster.cli.nodes.rows import NodeRow
 from quire.cluster.cli.nodes.table import BEHIND_LISTED, cursor_lines
-from quire.cluster.cli.output import Exit
+from quire.cluster.cli.output import Exit, OutputLost, say_all
 from quire.cluster.client import Batch, Record, Status
 from tests.ports import HOST, free_port
 
@@ -107,6 +109,16 @@ async def test_a_batch_is_committed_at_the_end_only_if_stdout_took_it(
 
     assert batch.is_committed == is_taken
     assert stdout.is_given_up != is_taken
+
+
+async def test_records_for_a_stdout_that_was_closed_at_the_start_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = SimpleNamespace(encoding="utf-8", deliver=lambda _, done: done(None))
+    monkeypatch.setattr(output, "stdout_queue", lambda: queue)
+    await say_all(["x"])
+    monkeypatch.setattr(sys, "__stdout__", None)
+
+    with pytest.raises(OutputLost, match="bad file descriptor"):
+        await say_all(["x"])
 
 
 WRONG = [
