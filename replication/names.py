@@ -23,6 +23,7 @@ at a time, which later dials wait for, too.
 import asyncio
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -209,6 +210,8 @@ class Connector(TCPConnector):
             socket_factory=socket_factory,
         )
         self.names = names
+        self.took_s = 0.0
+        """How long the last dial took that succeeded."""
         self._dial_s = dial_s
 
     async def _create_connection(
@@ -222,7 +225,7 @@ class Connector(TCPConnector):
         patience_s = min(limit_s for limit_s in limits_s if limit_s) / PATIENT_SHARE
         dial = Dial(patience_s, may_recall=proves or hdrs.AUTHORIZATION not in req.headers)
         host = req.url.raw_host or ""
-        before = _DIAL.set(dial)
+        before, began_at = _DIAL.set(dial), time.monotonic()
         try:
             protocol = await super()._create_connection(req, traces, timeout)
         except ClientSSLError:
@@ -230,6 +233,7 @@ class Connector(TCPConnector):
             raise
         finally:
             _DIAL.reset(before)
+        self.took_s = time.monotonic() - began_at
         if proves and protocol.transport is not None:
             self.names.proved(host, protocol.transport)
         elif dial.recalls:

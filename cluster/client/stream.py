@@ -99,6 +99,7 @@ class CommandStream:
         self._leader_lost = False
         self._epoch = 0  # The latest of a leader that was heard of.
         self._at: str | None = None  # The server of the open stream.
+        self._led_by: str | None = None  # The node that led when it was opened.
         self._trying: asyncio.Timeout | None = None
         self._watch = LeaderWatch(transport, lambda: self._epoch, self._led)
         self._watching: asyncio.Task[None] | None = None
@@ -204,14 +205,20 @@ class CommandStream:
                 self._trying = None
 
     def _led(self, epoch: int) -> None:
-        """Another server hears a leader of a later epoch; its answer named the leader."""
-        is_other = self._epoch > 0 and self._transport.servers.leader != self._at
+        """Another server hears a leader of a later epoch; its answer named the leader.
+
+        Nodes are compared, not addresses: the stream may be relayed, or its server known by another name.
+        """
+        is_other = self._epoch > 0 and (self._at is None or self._transport.servers.leader_id != self._led_by)
         self._epoch = epoch
         if is_other:
             expire(self._trying, 0.0 if self._at is None else GRACE_S)
 
-    async def _doubt(self) -> None:
-        """Have another server asked who leads whenever an answer is missing for long."""
+    async def _doubt(self, at: str) -> None:
+        """Whenever an answer is missing for long: have another server asked who leads, and ping the one of the stream.
+
+        If that is silent, it is avoided. It is left if it does not lead: a leader's end is told by another server.
+        """
         patience_s = DOUBT_S
         while True:
             await self.pipeline.wait_for_work()
@@ -219,6 +226,9 @@ class CommandStream:
             await asyncio.sleep(patience_s)
             if oldest is not None and self.pipeline.oldest is oldest:
                 self._watch.doubt()
+                leads = at == self._transport.servers.leader
+                if await self._transport.is_silent(at) and not leads:
+                    expire(self._trying)
                 patience_s = min(2 * patience_s, LONGEST_DOUBT_S)
             else:
                 patience_s = max(patience_s / 2, DOUBT_S)
@@ -247,7 +257,7 @@ class CommandStream:
                 await self._serve(session)
         except TimeoutError:
             self._leader_lost = True
-            log.debug("another node leads epoch %d; opening another stream", self._epoch)
+            log.debug("the server is silent, or another node leads (epoch %d); opening another stream", self._epoch)
         except (StreamEnded, NothingWritten) as error:
             self.pipeline.last_failure = str(error)
             self._leader_lost = True
@@ -315,18 +325,18 @@ class CommandStream:
         except SessionError as gone:
             self._handle_end(gone)
             return
-        self._at = at
+        self._at, self._led_by = at, self._transport.servers.leader_id
         try:
             async with asyncio.TaskGroup() as tasks:
-                others = [tasks.create_task(self._send(socket)), tasks.create_task(self._doubt())]
-                end = await self._receive(socket)
+                others = [tasks.create_task(self._send(socket)), tasks.create_task(self._doubt(at))]
+                end = await self._receive(at, socket)
                 for other in others:
                     other.cancel()
             self._handle_end(end)
         finally:
             self._at = None
             is_left = self._trying is not None and self._trying.expired()
-            if (is_left and self.pipeline.oldest) or isinstance(socket.exception(), TimeoutError):
+            if isinstance(socket.exception(), TimeoutError):
                 self._transport.servers.lost(at, silent=True)
             self.pipeline.interrupted()
             with suppress(TimeoutError):
@@ -353,7 +363,7 @@ class CommandStream:
                 message = await self.pipeline.next_message()
                 await socket.send_bytes(message.encode())
 
-    async def _receive(self, socket: aiohttp.ClientWebSocketResponse) -> StreamProblem | Exception:
+    async def _receive(self, at: str, socket: aiohttp.ClientWebSocketResponse) -> StreamProblem | Exception:
         """Pass answers to the pipeline until the stream ends; return why it ended."""
         try:
             while True:
@@ -364,6 +374,7 @@ class CommandStream:
                 if type(content) is not list:
                     return StreamEnded(f"a server sent {content!r:.100}, which is not an answer")
                 if len(content) in ANSWER_LENGTHS:
+                    self._transport.servers.answered(at)
                     self.pipeline.answered(*content)
                     self._epoch = max(self._epoch, content[2])
                     self._progress = True

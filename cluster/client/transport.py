@@ -14,7 +14,8 @@ the token's file has changed, and then to the other servers, one of which may ha
 import asyncio
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -34,13 +35,11 @@ from .attempts import (
     INVALID,
     NO_LEADER,
     NOT_ASKED,
-    SILENT,
     Backoff,
     Cause,
     NothingWritten,
     NotVerified,
     cause_of,
-    expire,
     failed_at,
     latest,
     reason_of,
@@ -66,6 +65,7 @@ from .errors import (
 )
 from .forks import Sockets, closed, opened
 from .leader.servers import Servers
+from .leader.turns import HEARD_FOR_S, Turns
 
 REFUSED_GRACE_S = 3.0  # A client that nobody served yet waits so long for nodes that are just being started.
 CONNECT_TIMEOUT_S = 1.0
@@ -74,14 +74,12 @@ READ_ATTEMPT_TIMEOUT_S = 5.0  # Another server can answer a read; a write waits 
 WAIT_SHARE, WAIT_S = 0.6, 60.0  # Of an attempt's time, and at most: then a server says that no record came.
 # No attempt starts in the last tenth of a call's time: it would only turn a write into an unknown one.
 LAST_SHARE = 0.1
-SILENT_S = 0.3  # After so long without an answer a server is pinged.
-PING_S = 0.3  # It has so long to answer the ping; with TLS twice as long.
-HEARD_FOR_S = 1.0  # What is sent once goes to a server that was heard so lately, or answers a ping.
 READ_BUFFER_BYTES = 1 << 18
 STREAM_CONNECT_TIMEOUT_S = 3.0  # A follower first connects to the leader itself.
 HEARTBEAT_S = 4.0  # Idle time before a ping. The stream is closed if the answer takes longer than half of this.
 ANSWER_BYTES = 64 << 20
-OF_ONE_NODE = frozenset({"/status", "/readyz"})  # A node answers these without any other.
+PING = "/healthz"
+OF_ONE_NODE = frozenset({"/status", "/readyz", PING, "/leader"})  # A node answers these without any other.
 DENIED = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
 NOT_NOW = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 MSGPACK = "application/msgpack"
@@ -127,8 +125,9 @@ class Transport:
         self._answered = False  # By any server: only its files, or the network, may be wrong later.
         self._served = False  # With anything but "not now", by more than one node: it worked, so it will again.
         self._sockets = Sockets()
+        self._connector = Connector(names or Names(), STREAM_CONNECT_TIMEOUT_S, socket_factory=self._sockets.create)
         self._session = aiohttp.ClientSession(
-            connector=Connector(names or Names(), STREAM_CONNECT_TIMEOUT_S, socket_factory=self._sockets.create),
+            connector=self._connector,
             read_bufsize=READ_BUFFER_BYTES,
             cookie_jar=aiohttp.DummyCookieJar(),
             middlewares=(send_once,),
@@ -171,28 +170,30 @@ class Transport:
             Unauthorized, Forbidden: nothing was written, either.
             OutcomeUnknown: a write was sent and got no answer.
         """
-        attempt = _Attempt(
-            method, path, writes, repeatable, body, headers or {}, writes and not repeatable, awaits_record=awaits_record
-        )
+        attempt = _Attempt(method, path, writes, repeatable, body, headers or {}, writes, awaits_record=awaits_record)
+        deadline = time.monotonic() + self.timeout_s
         try:
-            return await self._call(attempt, server, awaits_start=awaits_start)
+            async with self._turns(deadline) as turns:
+                return await self._call(attempt, server, turns, deadline, awaits_start=awaits_start)
         except (CommandRefused, BadRequest, Unavailable, ServerFault) as error:
             if not attempt.in_doubt:
                 raise
             raise OutcomeUnknown(f"an attempt got no answer; then {error}") from None
 
-    async def _call(self, attempt: "_Attempt", server: str | None, *, awaits_start: bool) -> Reply:
-        began_at = time.monotonic()
-        deadline = began_at + self.timeout_s
+    async def _call(
+        self, attempt: "_Attempt", server: str | None, turns: Turns, deadline: float, *, awaits_start: bool
+    ) -> Reply:
+        began_at = deadline - self.timeout_s
         backoff = Backoff(f"{attempt.method} {attempt.path}")
         failure: NothingWritten | None = None
         while True:
             try:
                 if server is not None:
                     return await self._send(server, attempt, deadline)
-                return await self._try_each(self.servers.in_order(), attempt, deadline)
+                return await self._try_each(turns, attempt, deadline)
             except NothingWritten as error:
                 failure = latest(failure, error)
+            attempt.patience = attempt.next_patience
             if not awaits_start and (why := await self.hopeless(failure, began_at)):
                 raise Unavailable(why)
             await backoff.wait(failure, deadline if awaits_start else self.next_look(began_at, deadline))
@@ -248,12 +249,43 @@ class Transport:
         """
         headers = {"Accept": MSGPACK} if body is None else {"Accept": MSGPACK, "Content-Type": MSGPACK}
         attempt = _Attempt(method, path, False, True, body, headers, once)
-        return await self._try_each(self.servers.in_order(), attempt, time.monotonic() + self.timeout_s)
+        deadline = time.monotonic() + self.timeout_s
+        async with self._turns(deadline) as turns:
+            return await self._try_each(turns, attempt, deadline)
 
     async def ask(self, server: str, path: str, wait_s: float) -> Reply:
         """The reply of one server to a read for which it may wait on purpose. Raises ClientError."""
+        return await self._ask(server, path, time.monotonic() + wait_s + READ_ATTEMPT_TIMEOUT_S, wait_s)
+
+    async def _ask(self, server: str, path: str, deadline: float, wait_s: float = 0.0) -> Reply:
         attempt = _Attempt("GET", path, False, True, None, {"Accept": MSGPACK}, once=False, wait_s=wait_s)
-        return await self._send(server, attempt, time.monotonic() + wait_s + READ_ATTEMPT_TIMEOUT_S)
+        return await self._send(server, attempt, deadline)
+
+    async def is_silent(self, server: str) -> bool:
+        """Whether another server answers a ping first, although it is sent later. It is avoided then."""
+        began_at = time.monotonic()
+        order = [server, *(other for other in self.servers.in_order() if other != server)]
+        async with (
+            self._turns(began_at + READ_ATTEMPT_TIMEOUT_S) as turns,
+            aclosing(turns.each(order, _named, heard_for_s=0.0)) as outcomes,
+        ):
+            async for _, outcome in outcomes:
+                with suppress(NothingWritten):
+                    return await outcome != server and not self.servers.heard_since(server, began_at)
+        return False
+
+    def _turns(self, deadline: float) -> Turns:
+        async def ping(server: str) -> None:
+            sent_at = time.monotonic()
+            try:
+                await self._ask(server, PING, deadline)
+            except NothingWritten:
+                if not self.servers.heard_since(server, sent_at):
+                    raise
+            except ClientError:
+                pass  # It is there. What is to be sent will say what is wrong.
+
+        return Turns(self.servers, self._connector, ping)
 
     async def connect(self, path: str) -> tuple[str, aiohttp.ClientWebSocketResponse]:
         """A WebSocket to the leader, or to another server, which relays it to the leader; and that server.
@@ -265,15 +297,20 @@ class Transport:
         """
         failures: list[NothingWritten] = []
         denied: Unauthorized | Forbidden | None = None
-        servers, began_at = self.servers.in_order(), time.monotonic()
-        for server in servers:
-            opening = partial(self._showing, partial(self._open_stream, server, path))
-            try:
-                return server, await self._unless_silent(server, servers, began_at, opening)
-            except NothingWritten as error:
-                failures.append(error)
-            except (Unauthorized, Forbidden) as error:
-                denied = error
+
+        def opening(server: str) -> Coroutine[object, object, aiohttp.ClientWebSocketResponse]:
+            return self._showing(partial(self._open_stream, server, path))
+
+        servers, deadline = self.servers.in_order(), time.monotonic() + STREAM_CONNECT_TIMEOUT_S
+        async with self._turns(deadline) as turns, aclosing(turns.each(servers, opening, HEARD_FOR_S)) as outcomes:
+            async for server, outcome in outcomes:
+                try:
+                    return server, await outcome
+                except NothingWritten as error:
+                    failures.append(error)
+                except (Unauthorized, Forbidden) as error:
+                    denied = error
+            failures += turns.failures
         raise denied or together(failures)
 
     async def _open_stream(self, server: str, path: str, shown: Shown) -> aiohttp.ClientWebSocketResponse:
@@ -301,35 +338,37 @@ class Transport:
             self.servers.lost(server, silent=isinstance(error, TimeoutError))
             raise _unreachable(server, error, shown, STREAM_CONNECT_TIMEOUT_S) from None
 
-    async def _try_each(self, servers: list[str], attempt: "_Attempt", deadline: float) -> Reply:
-        began_at, failures = time.monotonic(), list[NothingWritten]()
+    async def _try_each(self, turns: Turns, attempt: "_Attempt", deadline: float) -> Reply:
+        servers, failures = self.servers.in_order(), list[NothingWritten]()
         refusal: BadRequest | None = None  # Raised if no failure after it says that it is worth another attempt.
         denied: Unauthorized | None = None
         not_verified: list[NothingWritten] = []
-        for server in servers:
-            try:
-                sending = partial(self._send, server, attempt, deadline)
-                return await self._unless_silent(server, servers, began_at, sending, once=attempt.once)
-            except NotVerified as error:
-                not_verified.append(error)
-            except NothingWritten as error:
-                failures.append(error)
-                refusal = None
-            except Unauthorized as error:
-                denied = error
-            except NotFound as error:
-                # A follower may not know yet what the leader has committed.
-                refusal, denied = error, None
-                leader = self.servers.leader
-                if leader in (None, server):
-                    break
-                if leader not in servers:
-                    servers.append(leader)
-            except BadRequest as error:
-                # Names are accepted node by node: another one may have been started with this one already.
-                if error.type != HOST_REFUSED:
-                    raise
-                refusal = refusal or (None if failures else error)
+        sending = partial(self._send, attempt=attempt, deadline=deadline)
+        async with aclosing(turns.each(servers, sending, HEARD_FOR_S if attempt.once else None)) as outcomes:
+            async for server, outcome in outcomes:
+                try:
+                    return await outcome
+                except NotVerified as error:
+                    not_verified.append(error)
+                except NothingWritten as error:
+                    failures.append(error)
+                    refusal = None
+                except Unauthorized as error:
+                    denied = error
+                except NotFound as error:
+                    # A follower may not know yet what the leader has committed.
+                    refusal, denied = error, None
+                    leader = self.servers.leader
+                    if leader in (None, server):
+                        break
+                    if leader not in servers:
+                        servers.append(leader)
+                except BadRequest as error:
+                    # Names are accepted node by node: another one may have been started with this one already.
+                    if error.type != HOST_REFUSED:
+                        raise
+                    refusal = refusal or (None if failures else error)
+            failures += turns.failures
         if (final := denied or refusal) is not None:
             raise final
         if not_verified and not failures and not self._answered:
@@ -384,12 +423,9 @@ class Transport:
             self.servers.lost(server, silent=isinstance(error, TimeoutError))
             raise _unreachable(server, error, shown, min(total, connect)) from None
         except TimeoutError:
-            attempt.patience *= 2
+            attempt.next_patience = 2 * attempt.patience
             self._lost(server, attempt, silent=not self.servers.heard_since(server, sent_at))
             raise attempt.unanswered(server, f"did not answer within {total:.3g} s") from None
-        except asyncio.CancelledError:
-            attempt.in_doubt |= attempt.writes  # The server is silent, or nobody waits for the call any more.
-            raise
         except (aiohttp.ClientError, OSError) as error:
             self._lost(server, attempt)
             raise attempt.unanswered(server, f"broke the connection ({reason_of(error)})") from None
@@ -397,8 +433,10 @@ class Transport:
             raise attempt.foreign(server, answer.content_type)
         self._answered = True
         self.servers.answered(server)
-        self._served |= answer.status not in NOT_NOW and attempt.path not in OF_ONE_NODE
-        self.servers.learn_leader(answer.headers.get("Quire-Leader"))
+        if attempt.path.partition("?")[0] not in OF_ONE_NODE:
+            if answer.status not in NOT_NOW:
+                self._served, self.servers.served_at = True, time.monotonic()
+            self.servers.learn_leader(answer.headers.get("Quire-Leader"))
         if answer.status == HTTPStatus.OK:
             return Reply(content, answer.content_type, answer.headers)
         raise _failure_of(server, attempt, answer, content, shown)
@@ -407,76 +445,6 @@ class Transport:
         """A request was sent and not answered. It may have opened a session; a write is in doubt anyway."""
         self.servers.lost(server, silent=silent)
         self._served |= attempt.method != "GET" and not attempt.writes
-
-    async def _unless_silent(
-        self,
-        server: str,
-        servers: Sequence[str],
-        began_at: float,
-        send: Callable[[], Awaitable[Result]],
-        *,
-        once: bool = False,
-    ) -> Result:
-        """The result of `send`, unless the server is silent and another one of `servers` is not, as far as it is known.
-
-        It is silent if it answers neither this nor a ping. One that answers the ping is slow, and is waited for: the
-        same work elsewhere would only be done twice. What is to be sent `once` follows its ping.
-
-        Raises:
-            NothingWritten: the server is silent; or it was, and another one has answered since `began_at`.
-        """
-        others = [other for other in servers if other != server and not self.servers.is_avoided(other)]
-        sent_at = time.monotonic()
-        is_avoided = self.servers.is_avoided(server)
-        if is_avoided and any(self.servers.heard_since(other, began_at) for other in others):
-            raise failed_at(server, SILENT)
-        if is_avoided or not others:
-            return await send()
-        if once:
-            if not self.servers.heard_since(server, sent_at - HEARD_FOR_S) and not await self._answers(server):
-                raise failed_at(server, SILENT)
-            return await send()
-
-        async def doubt() -> None:
-            if not self.servers.heard_since(server, sent_at) and not await self._answers(server):
-                expire(sending)
-
-        try:
-            async with asyncio.timeout(None) as sending:
-                pings: list[asyncio.Task[None]] = []
-                timer = asyncio.get_running_loop().call_later(
-                    SILENT_S, lambda: pings.append(asyncio.create_task(doubt(), name=f"ping of {server}"))
-                )
-                try:
-                    return await send()
-                finally:
-                    timer.cancel()
-                    for ping in pings:
-                        ping.cancel()
-        except TimeoutError:
-            raise failed_at(server, SILENT) from None
-
-    async def _answers(self, server: str) -> bool:
-        """Whether the server is there: False if it does not answer a ping, True also if it cannot be sent one."""
-        shown = self._credentials.shown()
-        try:
-            async with (
-                asyncio.timeout(PING_S if shown.tls is None else 2 * PING_S),
-                self._session.get(
-                    shown.url(server, "/healthz"),
-                    headers={REQUEST_ID: new_request_id()},
-                    ssl=shown.context or True,
-                    server_hostname=shown.server_name,
-                    allow_redirects=False,
-                ),
-            ):
-                self.servers.answered(server)
-        except TimeoutError:
-            self.servers.lost(server, silent=True)
-            return False
-        except (aiohttp.ClientError, OSError):
-            pass  # What is to be sent will say what is wrong.
-        return True
 
 
 @dataclass(slots=True)
@@ -490,7 +458,8 @@ class _Attempt:
     once: bool  # Of two copies both would take effect, or the later one would undo the first.
     awaits_record: bool = False
     wait_s: float = 0.0  # How long a server may wait on purpose.
-    patience: int = 1
+    patience: int = 1  # In this round.
+    next_patience: int = 1
     in_doubt: bool = False  # It writes, and was sent and not answered.
 
     def unanswered(self, server: str, what: str) -> NothingWritten | OutcomeUnknown:
@@ -503,6 +472,10 @@ class _Attempt:
         """The error for the answer of another program, which the next attempt would get, too."""
         said = f"{server} answered with {content_type}; it is not a quire node; check the address"
         return OutcomeUnknown(said) if self.writes else ClientError(said)
+
+
+async def _named(server: str) -> str:
+    return server
 
 
 def _raise_if_gone(code: str | None) -> None:

@@ -56,6 +56,7 @@ class StreamServer:
     faults: list[Fault | None] = field(default_factory=list)
     address: str = ""
     leader: str | None = None  # The leader that its answers name; None for itself.
+    leader_id: str = "n1"
     window: int = WINDOW
     message_bytes: int = MESSAGE_BYTES
     executed: list[Any] = field(default_factory=list)
@@ -107,16 +108,15 @@ class StreamServer:
     async def tell(self, request: web.Request) -> web.Response:
         """As a follower: its leader, once that has a later epoch than the caller knows."""
         known, wait_ms = int(request.query["epoch"]), int(request.query["wait_ms"])
-        if wait_ms:
-            self.watched.append(known)
-            async with self.led, asyncio.timeout(wait_ms / 1000):
-                await self.led.wait_for(lambda: self.epoch > known)
-        return self._answer({"node_id": "n2", "leader": "n1", "epoch": self.epoch})
+        self.watched.append(known)
+        async with self.led, asyncio.timeout(wait_ms / 1000):
+            await self.led.wait_for(lambda: self.epoch > known)
+        return self._answer({"node_id": "n9", "leader": self.leader_id, "epoch": self.epoch})
 
-    async def leads(self, address: str) -> None:
-        """Another server leads the next epoch."""
+    async def leads(self, address: str, node_id: str = "n2") -> None:
+        """A server, another one than before, leads the next epoch."""
         async with self.led:
-            self.leader, self.epoch = address, self.epoch + 1
+            self.leader, self.leader_id, self.epoch = address, node_id, self.epoch + 1
             self.led.notify_all()
 
     async def look(self, request: web.Request) -> web.Response:
@@ -134,7 +134,7 @@ class StreamServer:
         return self._answer({"machine": {"name": self.machine}})
 
     def _answer(self, document: Any) -> web.Response:
-        headers = {"Quire-Leader": f"n1={self.leader or self.address}"}
+        headers = {"Quire-Leader": f"{self.leader_id}={self.leader or self.address}"}
         return web.Response(body=pack(document), content_type="application/msgpack", headers=headers)
 
     async def stream(self, request: web.Request) -> web.StreamResponse:

@@ -10,6 +10,7 @@ import pytest
 
 from quire.cluster.client import Client, connect
 from tests.cluster.streaming import DEADLINE_S, StreamServer, deaf_relay, streaming
+from tests.cluster.test_client import closed_port
 from tests.replication.loopback import until
 
 AN_HOUR_S = 3600.0
@@ -119,3 +120,38 @@ async def test_a_client_of_one_server_asks_nobody_else() -> None:
         for number in range(1, 100):
             assert await cluster.apply(number) == number
         assert server.watched == []
+
+
+async def test_a_stream_is_kept_if_its_leader_is_elected_again_and_known_by_another_name() -> None:
+    async with streaming() as server, deaf_relay(server.address) as relay, asyncio.timeout(DEADLINE_S):
+        server.leader = relay.address
+        async with connect(f"{relay.address},{server.address}") as cluster:
+            await first_applied(server, cluster)
+
+            await server.leads(server.address, "n1")
+            await until(lambda: 2 in server.watched)
+
+            assert await cluster.apply("second") == 2
+            assert len(server.streams) == 1
+
+
+async def test_a_stream_is_left_if_the_follower_that_carries_it_is_silent_and_no_other_leads() -> None:
+    async with streaming() as server, deaf_relay(server.address) as relay, asyncio.timeout(DEADLINE_S):
+        server.leader = f"127.0.0.1:{closed_port()}"  # As from another network.
+        async with connect([relay.address, server.address]) as cluster:
+            await first_applied(server, cluster)
+            relay.deaf = True
+
+            assert await cluster.apply("second") == 2
+    assert server.executed == ["first", "second"]
+
+
+async def test_a_server_whose_stream_answers_is_heard() -> None:
+    async with streaming() as server, connect(server.address) as cluster:
+        assert await cluster.apply("first") == 1
+        servers = cluster._connection._transport.servers
+        servers.lost(server.address)
+
+        assert await cluster.apply("second") == 2
+
+        assert servers.heard_since(server.address, 0.0)

@@ -105,15 +105,6 @@ async def test_what_must_not_be_sent_twice_is_not_sent_to_a_silent_server() -> N
         assert [request[:2] for request in server.requests] == [("POST", "/records")]
 
 
-async def test_a_server_that_answered_lately_is_not_pinged_before_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.cluster.client.transport.HEARD_FOR_S", AN_HOUR_S)
-    async with frozen() as silent, scripted(appended(1)) as server:
-        async with connect([server.address, silent.address]) as client:
-            for _ in range(5):
-                await client.append("x")
-        assert server.pings == 1
-
-
 async def test_a_server_that_was_silent_is_dialled_last_even_if_it_is_named_as_the_leader() -> None:
     async with frozen() as silent, scripted(appended(1)) as server, asyncio.timeout(DEADLINE_S):
         server.steps[:] = [appended(1, leader=silent.address)]
@@ -125,7 +116,7 @@ async def test_a_server_that_was_silent_is_dialled_last_even_if_it_is_named_as_t
 
 
 async def test_a_read_of_a_slow_server_is_waited_for_and_not_sent_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.cluster.client.transport.PING_S", AN_HOUR_S)
+    monkeypatch.setattr("quire.cluster.client.leader.turns.PING_S", AN_HOUR_S)
     pinged, reads = asyncio.Event(), list[str]()
 
     async def answer(request: web.Request) -> web.Response:

@@ -4,6 +4,7 @@ A server that is silent does not refuse: its machine is lost, its process is fro
 Nobody says so, and each dial of it costs its whole timeout.
 """
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -16,6 +17,8 @@ class Servers:
     def __init__(self, named: Sequence[str]) -> None:
         self.named = tuple(dict.fromkeys(named))
         self.leader: str | None = None
+        self.leader_id: str | None = None  # Of the last that was heard of, even if it is lost since.
+        self.served_at = 0.0  # By any server: it answered with anything but "not now".
         self._heard_at: dict[str, float] = {}
         self._avoided_until: dict[str, float] = {}
 
@@ -32,7 +35,8 @@ class Servers:
 
     def learn_leader(self, header: str | None) -> None:
         """An answer had this `Quire-Leader`."""
-        self.leader = header.partition("=")[2] or None if header else None
+        node_id, _, address = (header or "").partition("=")
+        self.leader, self.leader_id = address or None, node_id or self.leader_id
 
     def answered(self, server: str) -> None:
         """It answered something, just now."""
@@ -41,10 +45,11 @@ class Servers:
 
     def heard_since(self, server: str, since: float) -> bool:
         """Whether it has answered something since then (`time.monotonic()`)."""
-        return self._heard_at.get(server, 0.0) >= since
+        return self._heard_at.get(server, -math.inf) >= since
 
     def lost(self, server: str, *, silent: bool = False) -> None:
         """It did not serve. What is no server of the caller's is avoided for any reason, the others if `silent`."""
+        self._heard_at.pop(server, None)
         if server == self.leader:
             self.leader = None
         if silent or server not in self.named:

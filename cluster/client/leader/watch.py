@@ -6,8 +6,7 @@ answers a long poll of `GET /leader`. The next server is asked if this one fails
 
 import asyncio
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
 from typing import TypedDict
 
 from ..attempts import NothingWritten, expire, log
@@ -16,7 +15,8 @@ from ..errors import ClientError
 from ..transport import Transport
 
 POLL_S = 30.0
-AGAIN_S = 4.0  # After all of them failed.
+A_DAY_S = 86_400.0
+AGAIN_S = 4.0  # After all of them failed; twice as long each time, up to POLL_S, until one tells.
 
 
 class LeaderWatch:
@@ -28,6 +28,7 @@ class LeaderWatch:
         self._known = known
         self._told = told
         self._asking: asyncio.Timeout | None = None
+        self._again_s = AGAIN_S
 
     def doubt(self) -> None:
         """An answer is missing: ask the next server, since this one may be as silent as the leader."""
@@ -39,40 +40,46 @@ class LeaderWatch:
         try:
             while True:
                 others = [server for server in servers.in_order() if server != servers.leader]
-                told = [await self._asked(server) for server in others]
-                if not any(told):
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(None) as self._asking:
-                            await asyncio.sleep(AGAIN_S)
+                doubted = [await self._until_doubt(self._ask(server)) for server in others]
+                if not any(doubted):
+                    wait_s, self._again_s = self._again_s, min(2 * self._again_s, POLL_S)
+                    await self._until_doubt(asyncio.sleep(wait_s if others else A_DAY_S))
         finally:
             self._asking = None
 
-    async def _asked(self, server: str) -> bool:
-        """Ask a server until it is doubted; False if it cannot tell."""
+    async def _until_doubt(self, waiting: Awaitable[None]) -> bool:
+        """Wait; whether a doubt ended it."""
         try:
             async with asyncio.timeout(None) as self._asking:
-                await self._ask(server)
+                await waiting
         except TimeoutError:
             return True
-        except ClientError as error:
-            log.debug("%s does not tell who leads: %.300s", server, error)
         return False
 
     async def _ask(self, server: str) -> None:
-        """Ask a server again and again; return if it leads. Raises ClientError."""
-        wait_s = 0.0
-        while True:
-            known, asked_at = self._known(), time.monotonic()
-            path = f"/leader?epoch={known}&wait_ms={wait_s * 1000:.0f}"
-            heard = document_of(await self._transport.ask(server, path, wait_s), _Leader)
+        """Ask a server again and again; return if it leads, or cannot tell."""
+        try:
+            while await self._tells(server):
+                self._again_s = AGAIN_S
+        except ClientError as error:
+            log.debug("%s does not tell who leads: %.300s", server, error)
+
+    async def _tells(self, server: str) -> bool:
+        """Ask a server once; False if it leads. Raises ClientError."""
+        known, asked_at = self._known(), time.monotonic()
+        reply = await self._transport.ask(server, f"/leader?epoch={known}&wait_ms={POLL_S * 1000:.0f}", POLL_S)
+        heard = document_of(reply, _Leader)
+        try:
             is_news = heard["leader"] is not None and heard["epoch"] > known
-            if is_news:
-                self._told(heard["epoch"])
-            if heard["leader"] == heard["node_id"]:
-                return
-            if not is_news and time.monotonic() - asked_at < wait_s / 2:
-                raise NothingWritten("it does not wait")
-            wait_s = POLL_S
+            leads = heard["leader"] == heard["node_id"]
+        except (KeyError, TypeError) as error:
+            raise ClientError(f"it is no answer to GET /leader: {error!r}") from None
+        if is_news:
+            self._transport.servers.learn_leader(reply.headers.get("Quire-Leader"))
+            self._told(heard["epoch"])
+        elif time.monotonic() - asked_at < POLL_S / 2:
+            raise NothingWritten("it does not wait")
+        return not leads
 
 
 class _Leader(TypedDict):
