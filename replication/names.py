@@ -220,12 +220,13 @@ class Connector(TCPConnector):
         traces: list[Trace],
         timeout: ClientTimeout,  # noqa: ASYNC109  # It is aiohttp's.
     ) -> ResponseHandler:
+        began_at = time.monotonic()
         proves = req.is_ssl() and isinstance(req.ssl, SSLContext) and req.ssl.check_hostname
         limits_s = (self._dial_s, timeout.sock_connect, timeout.connect, timeout.total)
         patience_s = min(limit_s for limit_s in limits_s if limit_s) / PATIENT_SHARE
         dial = Dial(patience_s, may_recall=proves or hdrs.AUTHORIZATION not in req.headers)
         host = req.url.raw_host or ""
-        before, began_at = _DIAL.set(dial), time.monotonic()
+        before = _DIAL.set(dial)
         try:
             protocol = await super()._create_connection(req, traces, timeout)
         except ClientSSLError:

@@ -28,7 +28,7 @@ class Asked:
         self.paths.append(path)
         if self.answer is None:
             raise NothingWritten("too many wait")
-        return Reply(pack(self.answer), "application/msgpack", {"Quire-Leader": "n0=127.0.0.1:7000"})
+        return Reply(pack(self.answer), "application/msgpack", {})
 
 
 async def sleeps_of(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> list[float]:
@@ -71,9 +71,3 @@ async def test_a_watch_goes_on_after_an_answer_that_tells_nothing(
     monkeypatch: pytest.MonkeyPatch, answer: Value
 ) -> None:
     assert len(await sleeps_of(Asked([LEADER, "127.0.0.1:7002"], answer), monkeypatch)) == ASLEEP
-
-
-async def test_a_server_that_hears_an_earlier_leader_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Asked([LEADER, "127.0.0.1:7002"], {"node_id": "n2", "leader": "n0", "epoch": 2})
-    await sleeps_of(asked, monkeypatch)
-    assert asked.servers.leader == LEADER
