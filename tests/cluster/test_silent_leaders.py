@@ -153,8 +153,9 @@ async def test_a_stream_is_left_if_the_follower_that_carries_it_is_silent_and_no
 async def test_a_server_whose_stream_answers_is_heard() -> None:
     async with streaming() as server, connect(server.address) as cluster:
         assert await cluster.apply("first") == 1
-        since = time.monotonic()
+        transport, since = cluster._connection._transport, time.monotonic()
+        assert transport is not None
 
         assert await cluster.apply("second") == 2
 
-        assert cluster._connection._transport.servers.heard_since(server.address, since)
+        assert transport.servers.heard_since(server.address, since)
