@@ -204,7 +204,8 @@ async def test_a_session_s_write_whose_connection_broke_is_sent_again_and_execut
 ) -> None:
     cluster, relay = reached
     session = await opened(cluster)
-    relay.cut = once(cuts := [], b"POST " + path.encode())
+    cuts: list[bytes] = []
+    relay.cut = once(cuts, b"POST " + path.encode())
 
     reply = await cluster.ask("n2", "POST", path, *written(path, session))
 

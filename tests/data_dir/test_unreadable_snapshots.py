@@ -5,7 +5,8 @@ import pytest
 from quire.cluster.data_dir.data_dir import DataDir
 from quire.cluster.data_dir.identity import DataDirRefused
 from tests.data_dir.damage import disk_of
-from tests.data_dir.history import LIVES, NODE, OPTIONS, history, started
+from tests.data_dir.history import LIVES, NODE, history, started
+from tests.data_dir.voters import OPTIONS
 
 
 def test_a_start_that_needs_one_names_its_file_and_a_start_that_can_read_it_is_whole() -> None:
