@@ -155,6 +155,7 @@ async def test_a_server_that_was_heard_lately_is_pinged_no_more() -> None:
         transport_to(server.address, other.address) as transport,
     ):
         for _ in range(3):
-            transport.servers._heard_at.update({at: heard - 5 for at, heard in transport.servers._heard_at.items()})
+            heard_at = transport.servers._heard_at  # pyright: ignore[reportPrivateUsage]
+            heard_at.update({at: heard - 5 for at, heard in heard_at.items()})
             await transport.call("POST", "/x", writes=True, body=b"x")
     assert (server.pings, len(server.requests)) == (1, 3)

@@ -222,11 +222,12 @@ async def test_what_may_be_sent_again_waits_for_the_next_leader_after_its_connec
     cluster, relay = reached
     session = await opened(cluster)
     relay.deafens = lambda chunk: chunk.startswith((POST, b"GET /state?"))
-    asked = (
-        ("GET", "/state?consistency=linearizable") if reads else ("POST", "/commands", *written("/commands", session))
-    )
+    if reads:
+        asking = cluster.ask("n2", "GET", "/state?consistency=linearizable")
+    else:
+        asking = cluster.ask("n2", "POST", "/commands", *written("/commands", session))
 
-    call = asyncio.create_task(cluster.ask("n2", *asked))
+    call = asyncio.create_task(asking)
     await until(lambda: relay.held)
     relay.breaks.set()
     await replaced(cluster, relay, successor)

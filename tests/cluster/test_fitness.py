@@ -204,7 +204,7 @@ async def test_a_node_whose_machine_failed_is_not_ready_and_says_what_to_do(tmp_
 
 @pytest.mark.parametrize("reasons", [(DRAINED, ROTTEN), (ROTTEN, DRAINED)])
 def test_a_drained_node_whose_log_has_rot_is_drained(reasons: tuple[str, str], tmp_path: Path) -> None:
-    fitness, moment = Fitness(1), SimpleNamespace(awake=1, clock=1)
+    fitness, moment = Fitness(1), cast("Any", SimpleNamespace(awake=1, clock=1))
     for reason in reasons:
         fitness.set_aside(moment, reason, holds=True)
 

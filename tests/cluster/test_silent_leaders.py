@@ -153,7 +153,8 @@ async def test_a_stream_is_left_if_the_follower_that_carries_it_is_silent_and_no
 async def test_a_server_whose_stream_answers_is_heard() -> None:
     async with streaming() as server, connect(server.address) as cluster:
         assert await cluster.apply("first") == 1
-        transport, since = cluster._connection._transport, time.monotonic()
+        transport = cluster._connection._transport  # pyright: ignore[reportPrivateUsage]
+        since = time.monotonic()
         assert transport is not None
 
         assert await cluster.apply("second") == 2

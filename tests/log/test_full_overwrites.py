@@ -151,7 +151,7 @@ def test_a_full_disk_at_any_write_loses_nothing_durable_and_ends_the_log_only_in
         except DiskFull:
             pass
         except LogReadOnly:
-            writer = history.log._state.writer
+            writer = history.log._state.writer  # pyright: ignore[reportPrivateUsage]
             assert change in IN_THE_MIDDLE or writer.proven < writer.written, history.disk.journal[-1]
         if done < stop:
             break
@@ -161,7 +161,8 @@ def test_a_full_disk_at_any_write_loses_nothing_durable_and_ends_the_log_only_in
             crashed = history.fork()
             crashed.disk.lose_power(keep)
             crashed.check_reopened()
-        if history.log.failure is None and not history.log._state.closed:
+        is_closed = history.log._state.closed  # pyright: ignore[reportPrivateUsage]
+        if history.log.failure is None and not is_closed:
             history.log.append(["more"], epoch=99)
             history.log.flush()
             history.disk.lose_power(Keep.NOTHING)

@@ -55,6 +55,7 @@ def remove_expired(disk: Disk, floor: int) -> None:
 def shippable(log: Log, from_index: int, max_bytes: int) -> tuple[bytes, int, int]:
     """The frames of a shipment, the index after them, and how long the driver waits as it cannot read any, in us."""
     try:
-        return (*(log.read_frames(from_index, max_bytes, unflushed=True) if max_bytes else (b"", from_index)), 0)
+        raw, end = log.read_frames(from_index, max_bytes, unflushed=True) if max_bytes else (b"", from_index)
+        return raw, end, 0
     except (ResourcesExhausted, FrameCorrupt):
         return b"", from_index, ROT_RETRY_US
