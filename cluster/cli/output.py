@@ -112,6 +112,11 @@ def say(*cells: str) -> None:
     print("\t".join(map(escaped, cells)), flush=True)
 
 
+def say_escaped(lines: Iterable[str]) -> None:
+    """Write lines to stdout that are escaped already. Raises OutputLost."""
+    print(*lines, sep="\n", flush=True)
+
+
 async def say_all(lines: Iterable[str]) -> None:
     """Write lines to stdout, however long its reader takes; cancel it to wait no longer. Raises OutputLost."""
     import asyncio

@@ -19,7 +19,7 @@ from .connection import ClusterOptions, fail_usage
 from .nodes.asking import Denied, NoAnswer, NodeCaller, NotReached, Silent
 from .nodes.problems import problem_lines, problems_of, problems_of_log, shown_problems
 from .nodes.rows import LogRow, Survey, TwoClusters, survey
-from .output import Exit, complain, interruptible, say_all, to_json
+from .output import Exit, complain, interruptible, say_all, say_escaped, to_json
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -53,7 +53,7 @@ def show_status(cluster: ClusterOptions, *, as_json: bool, timeout_s: float, sta
         complain(_nobody(found.strays))
         return Exit.FAILED if any(isinstance(each, Denied) for each in found.strays) else Exit.UNAVAILABLE
     _complain_of(found.strays)
-    print(*_printed(found, as_json=as_json), sep="\n", flush=True)
+    say_escaped(_printed(found, as_json=as_json))
     return _exit_of(found)
 
 

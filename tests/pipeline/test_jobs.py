@@ -188,6 +188,7 @@ def test_the_command_line_goes_on_archiving_until_it_is_interrupted(
                 raise KeyboardInterrupt
 
         monkeypatch.setattr("quire.pipeline.cli.sleep", pause)
+        monkeypatch.setattr("quire.pipeline.cli.queue_standard_streams", lambda: None)  # Of the tests' process.
         code, said, _ = quire_spark("archive", path, "--path", log, "--every", 60, "--json")
 
     assert (code, pauses) == (0, [60, 60, 60])
@@ -217,6 +218,7 @@ def test_the_command_line_goes_on_after_an_outage_says_its_lag_and_ends_at_sigte
         append_and_flush(writer, [1], [2])
         monkeypatch.setattr("quire.pipeline.jobs.archive", unreachable_once)
         monkeypatch.setattr("quire.pipeline.cli.sleep", pause)
+        monkeypatch.setattr("quire.pipeline.cli.queue_standard_streams", lambda: None)  # Of the tests' process.
         code, said, complained = quire_spark("archive", path, "--path", log, "--every", 60, "--json")
 
     assert (code, json.loads(said)["records"], len(pauses)) == (0, 2, 2)
