@@ -12,7 +12,7 @@ from tests.processes.traced import Traced
 PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
 HOP = re.compile(r"^\| \d+ \| `([\w/]+\.py)` \|", re.MULTILINE)
 BESIDE = re.compile(r"^- `([\w/]+\.py)`", re.MULTILINE)
-MOST_FILES = (34, 30)
+MOST_FILES = (35, 30)
 """On the leader, and on a follower: those that handle a command, and those that are consulted."""
 COMMANDS = 20
 BUSY_RECORDINGS = 3
