@@ -91,7 +91,7 @@ class CommandTimes:
         self._applied = NO_STEP
         self._apply_s = 0.0
         self._slow: dict[str, _Slow] = {}
-        self._looks: deque[tuple[float, list[int]]] = deque(maxlen=LOOKS + 1)
+        self._looks = deque([(time.monotonic(), list(self._whole.counts))], LOOKS + 1)
 
     def checked(self, began: float) -> None:
         """The commands of a request were checked, from `began` until now."""
@@ -177,13 +177,11 @@ class CommandTimes:
 
     def document(self) -> dict[str, float]:
         """Of the last seconds, for `/status`: commands a second, and how long they took. 0 if there were none."""
-        if len(self._looks) < 2:
-            return {"per_second": 0.0, "p50_ms": 0.0, "p99_ms": 0.0}
-        (began, before), (ended, after) = self._looks[0], self._looks[-1]
-        counts = [later - earlier for earlier, later in zip(before, after, strict=True)]
+        began, before = self._looks[0]
+        counts = [now - then for then, now in zip(before, self._whole.counts, strict=True)]
         total = sum(counts)
         return {
-            "per_second": round(total / (ended - began), 1),
+            "per_second": round(total / (time.monotonic() - began), 1) if total else 0.0,
             "p50_ms": _percentile_ms(counts, 0.5 * total),
             "p99_ms": _percentile_ms(counts, 0.99 * total),
         }

@@ -215,16 +215,18 @@ def test_rate_and_percentiles_count_commands_of_the_last_looks_only(monkeypatch:
     world = World(monkeypatch, 0.0)
     none = {"per_second": 0.0, "p50_ms": 0.0, "p99_ms": 0.0}
     assert world.times.document() == none
-    world.frame(world.write(["before"]), apply_s=50.0)
-    world.seconds(1)
+    world.frame(world.write(["before the first look"]), apply_s=0.5)
+    shown = world.times.document()
+    assert shown["per_second"] == 2.0
+    assert 500 <= shown["p50_ms"] <= 550
+    world.seconds(LOOKS + 1)
     assert world.times.document() == none
     for _ in range(9):
         world.frame(world.write(*[["fast"]] * 10), apply_s=0.002)
     world.frame(world.write(*[["slow"]] * 10), apply_s=0.4)
-    world.seconds(1)
     shown = world.times.document()
-    assert shown["per_second"] == pytest.approx(100 / (LOOK_S + 0.418), abs=0.1)
+    assert shown["per_second"] == pytest.approx(100 / (LOOKS * LOOK_S + 0.418), abs=0.1)
     assert 2 <= shown["p50_ms"] <= 2.2
     assert 400 <= shown["p99_ms"] <= 440
-    world.seconds(LOOKS)
+    world.seconds(LOOKS + 1)
     assert world.times.document() == none

@@ -3,6 +3,7 @@
 from io import StringIO
 from typing import Any, cast
 
+import pytest
 from rich.console import Console
 
 from quire.cluster.cli.nodes.rows import NodeRow
@@ -39,6 +40,19 @@ def test_what_was_not_received_and_what_is_not_applied_have_rows_of_their_own() 
         ["apply_lag", "12,981", "records"],
         ["40.00", "s"],
     ]
+
+
+@pytest.mark.parametrize("per_second", [92_919.84, 0.0])
+def test_a_leader_s_commands_have_a_row_whether_there_were_any_lately_or_none(per_second: float) -> None:
+    text = StringIO()
+    rows: Any = {
+        f"n{number}": NodeRow("a:1", {"role": role, "commands": {"per_second": rate, "p50_ms": 14.2, "p99_ms": 20.84}})
+        for number, (role, rate) in enumerate((("follower", 0.0), ("leader", per_second)), 1)
+    }
+    Console(width=1000, file=text).print(node_table(rows))
+    shown = [line.split() for line in text.getvalue().splitlines()]
+    at = shown.index(["commands", f"{per_second:,.1f}/s"])
+    assert shown[at + 1 : at + 3] == [["p50", "14.2", "ms"], ["p99", "20.8", "ms"]]
 
 
 def digests(*answers: tuple[int, str]) -> list[str]:

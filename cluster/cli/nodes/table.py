@@ -119,8 +119,9 @@ def _newest_snapshot(row: NodeRow) -> str:
 
 def _commands(row: NodeRow) -> str:
     """How many a leader executed a second lately, and how long half of them and all but one in a hundred took."""
-    commands = None if row.status is None else row.status.get("commands")  # Absent from older versions.
-    if not commands or not commands["per_second"]:
+    status = row.status or {}
+    commands = status.get("commands")  # Absent from older versions.
+    if status.get("role") != "leader" or not commands:
         return ""
     return "{per_second:,.1f}/s\np50 {p50_ms:,.1f} ms\np99 {p99_ms:,.1f} ms".format(**commands)
 
