@@ -45,11 +45,10 @@ def test_what_was_not_received_and_what_is_not_applied_have_rows_of_their_own() 
 @pytest.mark.parametrize("per_second", [92_919.84, 0.0])
 def test_a_leader_s_commands_have_a_row_whether_there_were_any_lately_or_none(per_second: float) -> None:
     text = StringIO()
-    rows: Any = {
-        f"n{number}": NodeRow("a:1", {"role": role, "commands": {"per_second": rate, "p50_ms": 14.2, "p99_ms": 20.84}})
-        for number, (role, rate) in enumerate((("follower", 0.0), ("leader", per_second)), 1)
-    }
-    Console(width=1000, file=text).print(node_table(rows))
+    times = {"per_second": per_second, "p50_ms": 14.2, "p99_ms": 20.84}
+    status: Any = {"role": "leader", "commands": times}
+    other: Any = {"role": "follower", "commands": times}
+    Console(width=1000, file=text).print(node_table({"n1": NodeRow("a:1", other), "n2": NodeRow("a:2", status)}))
     shown = [line.split() for line in text.getvalue().splitlines()]
     at = shown.index(["commands", f"{per_second:,.1f}/s"])
     assert shown[at + 1 : at + 3] == [["p50", "14.2", "ms"], ["p99", "20.8", "ms"]]

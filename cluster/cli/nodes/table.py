@@ -119,9 +119,8 @@ def _newest_snapshot(row: NodeRow) -> str:
 
 def _commands(row: NodeRow) -> str:
     """How many a leader executed a second lately, and how long half of them and all but one in a hundred took."""
-    status = row.status or {}
-    commands = status.get("commands")  # Absent from older versions.
-    if status.get("role") != "leader" or not commands:
+    commands = None if row.status is None else row.status.get("commands")  # Absent from older versions.
+    if row.status is None or not commands or row.status["role"] != "leader":
         return ""
     return "{per_second:,.1f}/s\np50 {p50_ms:,.1f} ms\np99 {p99_ms:,.1f} ms".format(**commands)
 
