@@ -440,8 +440,17 @@ class AddressUnusable(ClusterError):
 class NoLeader(ClusterError):
     """No leader is known; nothing was written."""
 
-    def __init__(self) -> None:
-        super().__init__("no leader is known at the moment")
+    def __init__(self, reason: str = "no leader is known at the moment") -> None:
+        super().__init__(reason)
+
+
+class NoMajority(NoLeader):
+    """The node has heard no leader for `leaderless_s`, and reaches too few voters for one: `no_majority` says which."""
+
+    def __init__(self, no_majority: str, leaderless_s: float) -> None:
+        super().__init__(f"no leader is known: {no_majority}")
+        self.no_majority = no_majority
+        self.leaderless_s = leaderless_s
 
 
 class LeaderUnreachable(ClusterError):

@@ -46,6 +46,8 @@ class Cause(NamedTuple):
 
     of_one: str
     of_many: str
+    no_majority: str = ""  # What a node without a leader says of its voters,
+    leaderless_s: float = 0.0  # and how long it has heard none.
 
     @classmethod
     def of(cls, predicate: str) -> "Cause":
@@ -81,10 +83,14 @@ class NothingWritten(AttemptFailed):
         """Whether nobody is there to answer, at any of the servers."""
         return bool(self.causes) and ABSENT.issuperset(self.causes.values())
 
-    @property
-    def none_leads(self) -> bool:
-        """Whether some servers answer that they know no leader, and nobody is there at the others."""
-        return NO_LEADER in self.causes.values() and (ABSENT | {NO_LEADER}).issuperset(self.causes.values())
+    def no_majority(self, grace_s: float) -> str:
+        """That the voters are no majority, if all nodes that answer say so and have heard no leader for `grace_s`.
+
+        Empty if they do not, or if somebody may be there at one of the other servers.
+        """
+        told = [cause for cause in self.causes.values() if cause not in ABSENT]
+        is_told = all(cause.no_majority and cause.leaderless_s >= grace_s for cause in told)
+        return told[0].no_majority if told and is_told else ""
 
 
 class NotVerified(NothingWritten):
@@ -120,12 +126,12 @@ def latest(before: NothingWritten | None, last: NothingWritten) -> NothingWritte
 
 def sentence(causes: Mapping[str, Cause]) -> str:
     """Each server with its cause; servers with the same cause stand together."""
-    servers_of: dict[Cause, list[str]] = {}
+    servers_of: dict[tuple[str, str], list[str]] = {}
     for server, cause in causes.items():
-        servers_of.setdefault(cause, []).append(server)
+        servers_of.setdefault((cause.of_one, cause.of_many), []).append(server)
     return "; ".join(
-        f"{listed(servers)} {cause.of_one if len(servers) == 1 else cause.of_many}"
-        for cause, servers in servers_of.items()
+        f"{listed(servers)} {of_one if len(servers) == 1 else of_many}"
+        for (of_one, of_many), servers in servers_of.items()
     )
 
 

@@ -385,9 +385,9 @@ def connect(
         cluster: the cluster's name, if it is not the one in the CA's subject.
         refused_grace_s: how long a client that no server has served yet waits for nodes that are just being started, in
             seconds from the call; for commands, from the first of them. Then the call fails if every server refuses
-            the connection or has an unknown host name, or if so many voters do that the others are no majority; the
-            error names each server. Once the client was served, its calls wait until `timeout_s`: its cluster restarts,
-            or elects another leader.
+            the connection or has an unknown host name; if nodes answer that their voters are no majority, it fails as
+            soon as they have heard no leader for so long. The error names each server. Once the client was served, its
+            calls wait until `timeout_s`: its cluster restarts, or elects another leader.
 
     The client follows the files: after a change, new requests use the new token, and new connections the new CA. A file
     that is missing or half written by then leaves the old content in use.

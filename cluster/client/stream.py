@@ -130,7 +130,7 @@ class CommandStream:
                 return await self._open_session()
             except NothingWritten as error:
                 failure = error
-            if why := await self._transport.hopeless(failure, began_at):
+            if why := self._transport.hopeless(failure, began_at):
                 raise Unavailable(why)
             if time.monotonic() >= deadline:
                 raise Unavailable(f"no session could be opened: {failure}, for {self._transport.timeout_s:g} s")
@@ -241,7 +241,7 @@ class CommandStream:
 
     async def _gave_up(self, failure: NothingWritten, began_at: float) -> bool:
         """Whether it makes no sense to try again. Then all that waits has failed; nothing of it was sent."""
-        why = await self._transport.hopeless(failure, began_at)
+        why = self._transport.hopeless(failure, began_at)
         if why is not None:
             self.pipeline.reject_unsent(lambda: Unavailable(why))
         return why is not None

@@ -28,7 +28,6 @@ from quire.log import Value
 from quire.replication.names import Connector, Names
 
 from ..access.client_credentials import ClientCredentials, Shown
-from ..majority import no_majority
 from ..outgoing import OwnAnswer, send_once, sendable
 from ..request_id import REQUEST_ID, new_request_id
 from .attempts import (
@@ -194,25 +193,25 @@ class Transport:
             except NothingWritten as error:
                 failure = latest(failure, error)
             attempt.patience = attempt.next_patience
-            if not awaits_start and (why := await self.hopeless(failure, began_at)):
+            if not awaits_start and (why := self.hopeless(failure, began_at)):
                 raise Unavailable(why)
             await backoff.wait(failure, deadline if awaits_start else self.next_look(began_at, deadline))
             if (left := deadline - time.monotonic()) < self.timeout_s * LAST_SHARE:
                 await asyncio.sleep(left)
                 raise Unavailable(f"{failure}, for {self.timeout_s:g} s")
 
-    async def hopeless(self, failure: NothingWritten, began_at: float) -> str | None:
+    def hopeless(self, failure: NothingWritten, began_at: float) -> str | None:
         """Why it makes no sense to try again what was begun then (`time.monotonic()`); None as long as it does.
 
         It does for a client that was served before: its cluster restarts, or elects another leader. A client that was
-        never served waits `refused_grace_s` for nodes that are being started. Then it fails if nobody is there at any
-        server, or if too few for a majority are: that is known only if the servers are the voters' own addresses.
+        never served waits `refused_grace_s` for nodes that are being started: from then on, if nobody is there at any
+        server; from when they heard no leader, if those that answer say that their voters are no majority.
         """
-        if self._served or time.monotonic() < began_at + self._refused_grace_s:
+        if self._served:
             return None
-        if failure.none_there:
+        if failure.none_there and time.monotonic() >= began_at + self._refused_grace_s:
             return f"no server answers: {failure}"
-        return f"{failure}: {why}" if failure.none_leads and (why := await self._minority(failure)) else None
+        return f"{failure}: {why}" if (why := failure.no_majority(self._refused_grace_s)) else None
 
     def next_look(self, began_at: float, deadline: float | None = None) -> float | None:
         """When to try again at the latest: at the deadline, or when the time ends that `hopeless` grants."""
@@ -220,26 +219,6 @@ class Transport:
         if self._served or end <= time.monotonic():
             return deadline
         return end if deadline is None else min(end, deadline)
-
-    async def _minority(self, failure: NothingWritten) -> str | None:
-        """That those who answer are no majority of the voters, as a server that answers lists them; None if unknown."""
-        answering = [server for server, cause in failure.causes.items() if cause is NO_LEADER]
-        attempt = _Attempt("GET", "/status", False, True, None, {"Accept": "application/json"}, once=False)
-        try:
-            reply = await self._send(answering[0], attempt, time.monotonic() + CONNECT_TIMEOUT_S)
-        except ClientError:
-            return None
-        status = _parse_problem(HTTPStatus.OK, reply.body)
-        rows = status.get("members")
-        members = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-        voters = {
-            str(row["address"]): str(row.get("node_id", row["address"]))
-            for row in members
-            if row.get("role") == "voter" and "address" in row
-        }
-        absent = [node for address, node in voters.items() if address in failure.causes and address not in answering]
-        most, known = len(voters) - len(absent), sum(address in voters for address in answering)
-        return no_majority(most, len(voters), absent, is_known=most == known) or None
 
     async def call_once(self, method: str, path: str, body: bytes | None = None, *, once: bool = False) -> Reply:
         """`call` in msgpack, for idempotent requests: asks each server once; with `once`, one after the other.
@@ -548,7 +527,7 @@ def _failure_of(
         case HTTPStatus.SERVICE_UNAVAILABLE if problem.get("type") == SNAPSHOT_FAILED:
             return ServerFault(f"{server} {said}")  # It was tried: the caller decides whether to try again.
         case HTTPStatus.SERVICE_UNAVAILABLE if own:
-            return failed_at(server, NO_LEADER if problem.get("type") == NO_LEADER_KNOWN else Cause.of(said))
+            return failed_at(server, _leaderless(problem) if problem.get("type") == NO_LEADER_KNOWN else Cause.of(said))
         case HTTPStatus.UNPROCESSABLE_ENTITY if refused := refusals_of(problem):
             return CommandRefused(refused)
         case HTTPStatus.NOT_FOUND | HTTPStatus.GONE:
@@ -561,6 +540,15 @@ def _failure_of(
             return ServerFault(f"{server} {said}")
         case _:
             return attempt.unanswered(server, said)
+
+
+def _leaderless(problem: Problem) -> Cause:
+    """What a node without a leader says."""
+    match problem:
+        case {"no_majority": str(why), "leaderless_s": float(leaderless_s)}:
+            return NO_LEADER._replace(no_majority=why, leaderless_s=leaderless_s)
+        case _:
+            return NO_LEADER
 
 
 def _parse_problem(status: int, content: bytes) -> Problem:

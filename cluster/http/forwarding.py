@@ -318,7 +318,7 @@ class LeaderHop:
         leader = node.leadership.leader_id
         address = node.addresses.reached(leader) if leader is not None else None
         if leader is None or leader == node.config.node or address is None:
-            raise NoLeader
+            raise node.leadership.no_leader()
         scheme, context, name = node.credentials.dialled_by(leader)
         return leader, URL(f"{scheme}://{address}{request.rel_url.raw_path_qs}", encoded=True), context, name
 

@@ -18,12 +18,14 @@ from quire.replication.core.messages import ControlMessage
 from quire.replication.net.hello import PeerInfo
 
 from ..control import Control, ControlTimes
-from ..errors import ClusterError, NodeStopping, NoLeader, NotLeader, StateUnavailable, TransferFailed
+from ..errors import ClusterError, NodeStopping, NoLeader, NoMajority, NotLeader, StateUnavailable, TransferFailed
 from .applying import Visibility
 from .health import Health
+from .majority import no_majority
 from .writing import Waiter
 
 HISTORY_LENGTH = 100
+LEADERLESS_TIMEOUTS = 3  # Voters that are being started, or dialled again, are not called missing before.
 TRANSFER_TIMEOUTS = 4  # A transfer takes at most three election timeouts; the new leader is heard soon after.
 
 journal = structlog.get_logger(__name__)
@@ -67,6 +69,7 @@ class Leadership:
         self.refused_nominations = 0
         """Messages to the control plane that were dropped."""
         self._led_by: str | None = None
+        self._leaderless_from = 0.0  # By the loop's clock; counts from `run` on, if no leader is heard.
         self._heartbeat_s = heartbeat_s
         self._election_timeout_s = election_timeout_s
         self._replica: Replica[Waiter] | None = None
@@ -85,6 +88,7 @@ class Leadership:
         `lost` gets commit_index and a reason when this node stops leading.
         """
         self._replica, self._lost = replica, lost
+        self._leaderless_from = asyncio.get_running_loop().time()
         members = replica.core.status().members
         self._group(replica, members)
         return self._is_alone(members)
@@ -189,7 +193,20 @@ class Leadership:
             return NodeStopping()
         if self.is_leader:
             return None
-        return NotLeader(self.leader_id) if self.leader_id not in (None, self.node_id) else NoLeader()
+        return NotLeader(self.leader_id) if self.leader_id not in (None, self.node_id) else self.no_leader()
+
+    def no_leader(self) -> NoLeader:
+        """The refusal of a node that hears no leader, or leads and does not serve yet.
+
+        It tells that the voters are no majority only once no leader was heard for LEADERLESS_TIMEOUTS: before, a voter
+        that is not reached may still be starting, and a node that has just started has not dialled them all.
+        """
+        if self.leader_id is None and self._replica is not None:
+            leaderless_s = asyncio.get_running_loop().time() - self._leaderless_from
+            is_patient = leaderless_s < LEADERLESS_TIMEOUTS * self._election_timeout_s
+            if not is_patient and (why := no_majority(self._replica.core.status())):
+                return NoMajority(why, leaderless_s)
+        return NoLeader()
 
     @property
     def serving_leader(self) -> str | None:
@@ -249,6 +266,8 @@ class Leadership:
     def role_changed(self, role: actions.RoleChanged) -> None:
         """Record the change; after a lost leadership, uncommitted writes get an unknown outcome."""
         was, self.role = self.role, role
+        if was.leader_id is not None:
+            self._leaderless_from = asyncio.get_running_loop().time()
         self._heard.grew()
         if was.leader_id != role.leader_id or was.epoch != role.epoch:
             if role.leader_id not in (None, self._led_by):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
@@ -122,7 +123,7 @@ def _commit(options: SinkOptions, results: Sequence[TaskResult], batch: int | No
         halt_on_failure=True,
         token=None if options.tokenFile is None else Path(options.tokenFile),
         ca=options.ca,
-        refused_grace_s=timeout_s,  # Each batch has a client of its own, and waits for a cluster that restarts.
+        refused_grace_s=math.inf,  # Each batch has a client of its own, and waits for a cluster that restarts.
     )
     state = SinkState(FileDirectory(options.folder))
     done = asyncio.run(commit(state, target, connect, results, batch, fails=options.failOnRefused))

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import ClientSession, DummyCookieJar
 from structlog.testing import capture_logs
 
+from quire.cluster.client import Unavailable, connect
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.node.views.awaiting import SAY_AGAIN_S, Reminder, log_waits, no_leader_sentence
 from quire.replication.core import CoreOptions, events
@@ -211,6 +212,10 @@ async def test_a_node_in_a_minority_says_whom_it_reaches_in_readyz_as_in_the_jou
                 f"; n1: connection refused ({members['n1']}); n3: connection refused ({members['n3']})"
             )
             assert (await cluster.ask("n2", "GET", "/status")).document["reasons"] == [reason]
+            too_few = "knows no leader: 1 of 3 voters is no majority: start n1 or n3$"
+            async with connect(members["n2"], timeout_s=2 * DEADLINE_S) as client, asyncio.timeout(DEADLINE_S):
+                with pytest.raises(Unavailable, match=too_few):
+                    await client.append("x")
             async with asyncio.timeout(DEADLINE_S):
                 while not any(line["event"] == "waiting for a leader" for line in journal):
                     await cluster.ask("n2", "GET", "/healthz")  # What the node logs by itself.

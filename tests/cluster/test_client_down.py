@@ -12,7 +12,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 from aiohttp.client_reqrep import ConnectionKey
 
 import quire
@@ -56,16 +55,9 @@ async def after_failure(start: Callable[[], Awaitable[None]], caplog: pytest.Log
     await start()
 
 
-def no_leader(voters: list[str]) -> Step:
-    """A node without a leader, whose status lists these voters."""
-
-    def step(request: web.Request) -> web.Response | None:
-        if request.path != "/status":
-            return refusing(503, "no-leader")(request)
-        rows = [{"node_id": f"n{n}", "address": address, "role": "voter"} for n, address in enumerate(voters)]
-        return web.json_response({"node_id": "n1", "members": rows})
-
-    return step
+def no_majority(leaderless_s: float, why: str = "1 of 3 voters is no majority: start n2 or n3") -> Step:
+    """A node that has heard no leader for so long, and reaches too few voters for one."""
+    return refusing(503, "no-leader", no_majority=why, leaderless_s=leaderless_s)
 
 
 # A client that was never served
@@ -136,62 +128,74 @@ async def test_a_node_may_start_while_a_caller_waits_for_it_to_be_ready(caplog: 
 
 
 @pytest.mark.parametrize("call", CALLS)
-async def test_a_node_without_a_leader_beside_voters_that_refuse_is_no_majority(call: Call) -> None:
+async def test_voters_that_are_no_majority_for_longer_than_the_grace_are_told_at_once(call: Call) -> None:
     down = closed_ports(2)
-    async with scripted(refusing(503, "no-leader")) as server:
-        server.steps[:] = [no_leader([server.address, *down])]
-        async with connect([server.address, *down], timeout_s=WAITING_S, refused_grace_s=GRACE_S) as cluster:
-            async with asyncio.timeout(TEST_S):
-                with pytest.raises(Unavailable) as failure:
-                    await call(cluster)
+    async with (
+        scripted(no_majority(WAITING_S)) as server,
+        connect([server.address, *down], timeout_s=WAITING_S, refused_grace_s=WAITING_S) as cluster,
+        asyncio.timeout(TEST_S),
+    ):
+        with pytest.raises(Unavailable) as failure:
+            await call(cluster)
 
     refuse = f"{down[0]} and {down[1]} refuse connections"
-    assert (
-        failure.value.reason
-        == f"{server.address} knows no leader; {refuse}: 1 of 3 voters is no majority: start n1 or n2"
-    )
+    why = "1 of 3 voters is no majority: start n2 or n3"
+    assert failure.value.reason == f"{server.address} knows no leader; {refuse}: {why}"
 
 
-async def test_a_node_s_status_does_not_show_that_its_cluster_works() -> None:
-    down = closed_ports(2)
-    async with scripted(refusing(503, "no-leader")) as server:
-        server.steps[:] = [no_leader([server.address, *down])]
-        async with connect([server.address, *down], timeout_s=WAITING_S, refused_grace_s=0) as cluster:
-            assert (await cluster.status())["node_id"] == "n1"
-            async with asyncio.timeout(TEST_S):
-                for _ in range(2):  # The first failure reads the status, too.
-                    with pytest.raises(Unavailable, match=r"1 of 3 voters is no majority: start n1 or n2$"):
-                        await cluster.apply("x")
-
-
-async def test_how_many_answer_at_most_is_said_if_not_every_voter_was_asked() -> None:
-    down = closed_ports(3)
-    async with scripted(refusing(503, "no-leader")) as server:
-        server.steps[:] = [no_leader([server.address, *down, "127.0.0.1:1"])]
-        async with connect([server.address, *down], timeout_s=WAITING_S, refused_grace_s=GRACE_S) as cluster:
-            async with asyncio.timeout(TEST_S):
-                with pytest.raises(
-                    Unavailable,
-                    match=r"refuse connections: at most 2 of 5 voters are no majority: start n1 or n2 or n3$",
-                ):
+async def test_so_it_is_by_all_nodes_that_answer_and_by_the_only_one_that_the_client_knows() -> None:
+    why = "2 of 4 voters are no majority: start n3 or n4"
+    async with scripted(no_majority(60.0, why)) as one, scripted(no_majority(61.0, why)) as other:
+        for servers, know in (
+            ([one.address], f"{one.address} knows"),
+            ([one.address, other.address], f"{one.address} and {other.address} know"),
+        ):
+            async with connect(servers, timeout_s=WAITING_S) as cluster, asyncio.timeout(TEST_S):
+                with pytest.raises(Unavailable, match=rf"{know} no leader: {why}$"):
                     await cluster.append("x")
 
 
+async def test_a_node_s_status_does_not_show_that_its_cluster_works() -> None:
+    async with (
+        scripted(document({"node_id": "n1"}), no_majority(WAITING_S)) as server,
+        connect(server.address, timeout_s=WAITING_S) as cluster,
+        asyncio.timeout(TEST_S),
+    ):
+        assert (await cluster.status())["node_id"] == "n1"
+        with pytest.raises(Unavailable, match=r"1 of 3 voters is no majority: start n2 or n3$"):
+            await cluster.apply("x")
+
+
+async def test_a_cluster_whose_nodes_are_being_started_is_waited_for() -> None:
+    starting = [no_majority(REFUSED_GRACE_S - 1), refusing(503, "no-leader"), appended(7)]
+    async with scripted(*starting) as server, connect(server.address, timeout_s=WAITING_S) as cluster:
+        async with asyncio.timeout(TEST_S):
+            assert await cluster.append("x") == 7
+
+
 @pytest.mark.parametrize(
-    "others",
+    "other",
     [
-        pytest.param(["n2:7001", "n3:7001"], id="voters at other addresses"),
-        pytest.param(["DOWN", "n3:7001", "n4:7001", "n5:7001"], id="three that were not asked"),
-        pytest.param([], id="a node that does not know its voters"),
+        pytest.param(refusing(503, "no-leader"), id="reaches enough voters, or has just started"),
+        pytest.param(no_majority(0.1), id="has heard a leader lately"),
+        pytest.param(refusing(503, "leader-not-serving"), id="knows more"),
     ],
 )
-async def test_it_waits_until_the_deadline_if_the_others_may_be_a_majority(others: list[str]) -> None:
+async def test_it_is_not_told_while_another_node_answers_otherwise(other: Step) -> None:
+    async with scripted(no_majority(WAITING_S)) as one, scripted(other, other, appended(7)) as second:
+        servers = [one.address, second.address]
+        async with connect(servers, timeout_s=WAITING_S) as cluster, asyncio.timeout(TEST_S):
+            assert await cluster.append("x") == 7
+
+
+async def test_it_waits_until_the_deadline_if_the_others_may_be_a_majority() -> None:
     down = closed_port()
-    async with scripted(refusing(503, "no-leader")) as server:
-        server.steps[:] = [no_leader([server.address, *(down if each == "DOWN" else each for each in others)])]
-        async with connect([server.address, down], timeout_s=0.5, refused_grace_s=0) as cluster:
-            with pytest.raises(Unavailable, match=rf"knows no leader; {down} refuses connections, for 0\.5 s$"):
-                await cluster.append("x")
+    async with (
+        scripted(refusing(503, "no-leader")) as server,
+        connect([server.address, down], timeout_s=0.5, refused_grace_s=0) as cluster,
+    ):
+        with pytest.raises(Unavailable, match=rf"knows no leader; {down} refuses connections, for 0\.5 s$"):
+            await cluster.append("x")
 
 
 async def test_a_server_that_is_silent_may_be_slow_and_is_named_beside_those_that_refuse(

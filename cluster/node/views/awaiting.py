@@ -12,8 +12,8 @@ import structlog
 from quire.replication.core.status import Status
 
 from ...config.serve import ServeConfig
-from ...majority import no_majority
 from ..components import NodeView
+from ..majority import no_majority
 
 journal = structlog.get_logger(__name__)
 
@@ -34,12 +34,9 @@ def no_leader_sentence(status: Status, failures: Mapping[str, str]) -> str:
 
     `failures` has a reason for each peer that cannot be dialled.
     """
-    voters = status.members.voters()
-    others = [voter for voter in voters if not status.is_me(voter)]
+    others = [voter for voter in status.members.voters() if not status.is_me(voter)]
     parts = [f"{voter.node_id}: {_of_voter(status, failures, voter.node_id, voter.disk_id)}" for voter in others]
-    if len(others) < len(voters):  # An observer does not know whom the voters reach.
-        absent = [voter.node_id for voter in others if not status.is_linked(voter)]
-        parts.insert(0, no_majority(len(voters) - len(absent), len(voters), absent))
+    parts.insert(0, no_majority(status))
     promised = status.promise
     if promised.candidate:
         parts.insert(0, f"promised epoch {promised.epoch} to {promised.candidate}")
