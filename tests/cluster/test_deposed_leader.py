@@ -59,9 +59,12 @@ async def replaced(cluster: RunningCluster, relay: Relay, successor: str) -> Non
     await cluster.stop("n1")
 
 
-async def answered(cluster: RunningCluster, relay: Relay, successor: str, *request: Any) -> Reply:
-    """What n2 answers to a request that it forwarded to n1."""
+async def answered(cluster: RunningCluster, relay: Relay, successor: str, *request: Any, breaks: bool = False) -> Reply:
+    """What n2 answers to a request that it forwarded to n1. `breaks`: the connection does, before n1 is lost."""
     call = asyncio.create_task(cluster.ask("n2", *request))
+    await until(lambda: relay.held)
+    if breaks:
+        relay.breaks.set()
     await replaced(cluster, relay, successor)
     return await asyncio.wait_for(call, DEADLINE_S)
 
@@ -222,16 +225,10 @@ async def test_what_may_be_sent_again_waits_for_the_next_leader_after_its_connec
     cluster, relay = reached
     session = await opened(cluster)
     relay.deafens = lambda chunk: chunk.startswith((POST, b"GET /state?"))
-    if reads:
-        asking = cluster.ask("n2", "GET", "/state?consistency=linearizable")
-    else:
-        asking = cluster.ask("n2", "POST", "/commands", *written("/commands", session))
+    write = ("POST", "/commands", *written("/commands", session))
+    request = ("GET", "/state?consistency=linearizable") if reads else write
 
-    call = asyncio.create_task(asking)
-    await until(lambda: relay.held)
-    relay.breaks.set()
-    await replaced(cluster, relay, successor)
-    reply = await asyncio.wait_for(call, DEADLINE_S)
+    reply = await answered(cluster, relay, successor, *request, breaks=True)
 
     assert reply.status == 200
     assert await state_of(cluster, successor) == ("42" if reads else "45")

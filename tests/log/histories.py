@@ -22,7 +22,7 @@ from quire.log import (
     frame_values,
     walk_frames,
 )
-from quire.log.simulated import Disk
+from quire.log.simulated import Disk, Keep
 from tests.log.streamed import append_stream
 
 CLUSTER_ID = b"0123456789abcdef"
@@ -250,3 +250,22 @@ class History:
         if again is not None:
             # The snapshot is durable, so its node resets the log again.
             self.reset(again)
+
+
+def written(*, clean: bool = True) -> History:
+    """A log of several segments, closed; the last frames are above the mark unless it was stopped cleanly."""
+    history = History(Disk())
+    history.open()
+    history.append(40)
+    history.flush()
+    history.append(8)
+    if clean:
+        history.close()
+    else:
+        history.disk.lose_power(Keep.EVERYTHING)
+    return history
+
+
+def names(history: History, suffix: str = ".store") -> list[str]:
+    """The files of its segments, in their order."""
+    return [f"log/{name}" for name in history.disk.names("log") if name.endswith(suffix)]

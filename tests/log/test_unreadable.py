@@ -27,37 +27,19 @@ from quire.log import (
     walk_frames,
 )
 from quire.log.segment.survey import Survey
-from quire.log.simulated import Disk, Keep
+from quire.log.simulated import Disk
 from quire.log.storage import Storage
-from tests.log.histories import CLUSTER_ID, Clock, History, all_frames, open_log
+from tests.log.histories import CLUSTER_ID, Clock, History, all_frames, names, open_log, written
 from tests.log.sectors import PAGE_BYTES, Sectors
-
-
-def written(*, clean: bool = True) -> History:
-    """A log of several segments, closed; the last frames are above the mark unless it was stopped cleanly."""
-    history = History(Disk())
-    history.open()
-    history.append(40)
-    history.flush()
-    history.append(8)
-    if clean:
-        history.close()
-    else:
-        history.disk.lose_power(Keep.EVERYTHING)
-    return history
-
-
-def stores(history: History, suffix: str = ".store") -> list[str]:
-    return [f"log/{name}" for name in history.disk.names("log") if name.endswith(suffix)]
 
 
 def place(history: History, segment: int, frame: int) -> tuple[str, int, int]:
     """The store of a segment, the position of one of its frames, and that frame's place in the history."""
-    names = stores(history)
-    base = int(names[segment][4:24])
+    name = names(history)[segment]
+    base = int(name[4:24])
     first = next(k for k, found in enumerate(history.frames) if found.header.index >= base)
     position = 64 + sum(found.header.size for found in history.frames[first : first + frame])
-    return names[segment], position, first + frame
+    return name, position, first + frame
 
 
 @pytest.mark.parametrize("inside", [0, 70])  # Of the header, and of the payload.
@@ -105,7 +87,7 @@ def test_a_blob_names_its_frame() -> None:
     history.open()
     history.append_stream(900)
     history.flush()
-    history.disk.make_unreadable(stores(history)[0], 500, 8)
+    history.disk.make_unreadable(names(history)[0], 500, 8)
 
     with pytest.raises(FrameCorrupt, match="is corrupt at byte 64: input/output error at byte 500"):
         history.log.reader.value_stream(0).verify()
@@ -116,7 +98,7 @@ def test_a_blob_names_its_frame() -> None:
 def test_an_index_file_is_made_again(position: int, reopens: bool) -> None:
     history = written()
     log = open_log(history.disk)
-    history.disk.make_unreadable(stores(history, ".index")[0], position)
+    history.disk.make_unreadable(names(history, ".index")[0], position)
     if reopens:
         log.close()
         log = open_log(history.disk)
@@ -139,7 +121,7 @@ def test_below_the_mark_an_open_refuses_and_names_it(clean: bool) -> None:
 @pytest.mark.parametrize("inside", [0, 70])
 def test_above_the_mark_nothing_is_cut_for_it(inside: int) -> None:
     history = written(clean=False)
-    name, mark = stores(history)[-1], stored_mark(history.disk.directory())
+    name, mark = names(history)[-1], stored_mark(history.disk.directory())
     assert mark is not None
     before = history.disk.content(name)
     history.disk.make_unreadable(name, mark.position + inside, 8)
@@ -155,7 +137,7 @@ def test_above_the_mark_nothing_is_cut_for_it(inside: int) -> None:
 @pytest.mark.parametrize("name", ["mark", "header"])
 def test_an_open_names_the_mark_and_a_header(name: str) -> None:
     history = written()
-    path = "mark" if name == "mark" else stores(history)[0]
+    path = "mark" if name == "mark" else names(history)[0]
     history.disk.make_unreadable(path, 0, 8)
 
     with pytest.raises(LogRotten, match=f"{path.removeprefix('log/')} is rotten at byte 0: input.output error at"):

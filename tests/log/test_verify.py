@@ -14,30 +14,13 @@ from quire.log import (
     stored_mark,
     verify,
 )
-from quire.log.simulated import Disk, Keep
-from tests.log.histories import CLUSTER_ID, History, all_frames, open_log
-
-
-def written(clean: bool = False) -> History:
-    history = History(Disk())
-    history.open()
-    history.append(40)
-    history.flush()
-    history.append(3)
-    if clean:
-        history.close()
-    else:
-        history.disk.lose_power(Keep.EVERYTHING)
-    return history
-
-
-def names(history: History, suffix: str = ".store") -> list[str]:
-    return [f"log/{name}" for name in history.disk.names("log") if name.endswith(suffix)]
+from quire.log.simulated import Disk
+from tests.log.histories import CLUSTER_ID, all_frames, names, open_log, written
 
 
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_whole_log_has_no_faults_and_is_left_as_it_is(clean: bool) -> None:
-    history = written(clean)
+    history = written(clean=clean)
     seen: list[int] = []
     before = {name: history.disk.content(name) for name in names(history)}
 
@@ -61,7 +44,7 @@ def test_a_log_that_does_not_exist_has_nothing_to_say() -> None:
 
 
 def test_segments_tell_bounds_sizes_and_whose_they_are() -> None:
-    history = written()
+    history = written(clean=False)
     directory = history.disk.directory()
 
     facts = list_segments(directory)
@@ -75,7 +58,7 @@ def test_segments_tell_bounds_sizes_and_whose_they_are() -> None:
 
 @pytest.mark.parametrize("place", [0, 1, -2])
 def test_rot_in_a_sealed_segment_is_named_with_file_position_and_records(place: int) -> None:
-    history = written()
+    history = written(clean=False)
     name = names(history)[place]
     base, following = int(name[4:24]), int(names(history)[place + 1][4:24])
     frames = [frame for frame in history.frames if base <= frame.header.index < following]
@@ -91,7 +74,7 @@ def test_rot_in_a_sealed_segment_is_named_with_file_position_and_records(place: 
 
 
 def test_every_byte_of_a_log_is_checked() -> None:
-    history = written(clean=True)
+    history = written()
     for name in names(history)[:2]:
         for position in range(0, len(history.disk.content(name)), 37):
             history.disk.flip_bit(name, position)
@@ -101,7 +84,7 @@ def test_every_byte_of_a_log_is_checked() -> None:
 
 
 def test_invalid_bytes_above_the_mark_are_torn_and_not_rotten() -> None:
-    history = written()
+    history = written(clean=False)
     name = names(history)[-1]
     mark = stored_mark(history.disk.directory())
     assert mark is not None
@@ -116,7 +99,7 @@ def test_invalid_bytes_above_the_mark_are_torn_and_not_rotten() -> None:
 
 
 def test_bytes_above_the_mark_of_a_clean_stop_are_not_looked_at_as_at_an_open() -> None:
-    history = written(clean=True)
+    history = written()
     disk, name = history.disk, names(history)[-1]
     mark = stored_mark(disk.directory())
     assert mark is not None
@@ -131,7 +114,7 @@ def test_bytes_above_the_mark_of_a_clean_stop_are_not_looked_at_as_at_an_open() 
 
 @pytest.mark.parametrize("spoil", ["other", "zeros", "longer"])
 def test_an_index_that_does_not_match_is_reported_and_does_no_harm(spoil: str) -> None:
-    history = written(clean=True)
+    history = written()
     name, other = names(history, ".index")[:2]
     content = history.disk.content(name)
     longer = content + content[-16:-4] + b"\xff\xff\0\0"
@@ -144,16 +127,16 @@ def test_an_index_that_does_not_match_is_reported_and_does_no_harm(spoil: str) -
 
 
 def test_a_missing_mark_or_one_that_names_a_missing_segment_is_rot() -> None:
-    history = written()
+    history = written(clean=False)
     history.disk.replace("mark", bytes(8192))
     assert [fault.file for fault in verify(history.disk.directory()).faults if fault.kind == "rot"] == ["mark"]
-    history = written(clean=True)
+    history = written()
     history.disk.delete(names(history)[-1])
     assert any(fault.file == "mark" for fault in verify(history.disk.directory()).faults)
 
 
 def test_invalid_bytes_at_the_end_of_a_segment_before_that_of_the_mark_are_rot_though_it_is_the_last_one_left() -> None:
-    history = written()
+    history = written(clean=False)
     *_, name, marked = names(history)
     history.disk.delete(marked)
     content = history.disk.content(name)
@@ -166,12 +149,12 @@ def test_invalid_bytes_at_the_end_of_a_segment_before_that_of_the_mark_are_rot_t
 
 
 def test_a_missing_and_a_foreign_segment_are_rot() -> None:
-    history = written()
+    history = written(clean=False)
     history.disk.delete(names(history)[1])
     third = names(history)[1][4:]
     [fault] = [fault for fault in verify(history.disk.directory()).faults if fault.kind == "rot"]
     assert fault.file == third
-    history = written()
+    history = written(clean=False)
     foreign = Disk()
     log = open_log(foreign)
     log.append(["x"])
@@ -181,7 +164,7 @@ def test_a_missing_and_a_foreign_segment_are_rot() -> None:
 
 
 def test_leftovers_are_reported() -> None:
-    history = written(clean=True)
+    history = written()
     for name in ("7.store.new", "3.spool", "5.rewrite", "99.index"):
         number, _, suffix = name.partition(".")
         history.disk.replace(f"log/{int(number):020d}.{suffix}", b"x")
@@ -189,7 +172,7 @@ def test_leftovers_are_reported() -> None:
 
 
 def test_frames_of_a_segment_end_at_preallocated_space_and_raise_at_rot() -> None:
-    history = written()
+    history = written(clean=False)
     directory = history.disk.directory()
     bases = [int(name[4:24]) for name in names(history)]
     found = [header for base in bases for header, _ in frames_of(directory, base)]
@@ -201,7 +184,7 @@ def test_frames_of_a_segment_end_at_preallocated_space_and_raise_at_rot() -> Non
 
 
 def test_a_spoiled_store_header_is_at_the_beginning_of_its_file() -> None:
-    history = written()
+    history = written(clean=False)
     history.disk.flip_bit(names(history)[0], 20)
     with pytest.raises(FrameCorrupt) as caught:
         list(frames_of(history.disk.directory(), 0))
@@ -209,7 +192,7 @@ def test_a_spoiled_store_header_is_at_the_beginning_of_its_file() -> None:
 
 
 def test_a_list_of_segments_names_the_file_whose_header_is_spoiled() -> None:
-    history = written()
+    history = written(clean=False)
     spoiled = names(history)[1]
     history.disk.flip_bit(spoiled, 20)
     with pytest.raises(FrameCorrupt, match=spoiled.removeprefix("log/")):

@@ -2,8 +2,6 @@
 
 import json
 import os
-import pty
-import select
 import shlex
 import signal
 import subprocess
@@ -19,6 +17,7 @@ from quire.cluster.backup.object_store import open_store
 from quire.cluster.cli.output import Exit
 from tests.processes.cluster import DEADLINE_S, QUIRE, Cluster, ending_clusters, environment, run_quire
 from tests.processes.test_demo import node_pids
+from tests.processes.unread import full_pipe, stopped_terminal
 
 pytestmark = [pytest.mark.full]
 
@@ -31,35 +30,6 @@ WRITE_CALLS = {"1", "64"}
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with ending_clusters(tmp_path_factory.mktemp("unread")) as made:
         yield made.formed()
-
-
-@contextmanager
-def full_pipe() -> Generator[int]:
-    """The writing end of a pipe without room."""
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    try:
-        while True:
-            os.write(writing, bytes(4096))
-    except BlockingIOError:
-        os.set_blocking(writing, True)
-    yield writing
-    os.close(reading)
-    os.close(writing)
-
-
-@contextmanager
-def stopped_terminal() -> Generator[int]:
-    """A terminal after Ctrl-S."""
-    screen, terminal = pty.openpty()
-    os.write(screen, b"\x13")
-    room = select.poll()
-    room.register(terminal, select.POLLOUT)
-    while room.poll(0):
-        pass
-    yield terminal
-    os.close(screen)
-    os.close(terminal)
 
 
 @pytest.fixture(params=[full_pipe, stopped_terminal], ids=lambda made: made.__name__)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.processes.cluster import QUIRE, TUNED, Clusters
+from tests.processes.unread import full_pipe
 
 
 def into(descriptor: int) -> str:
@@ -15,26 +16,17 @@ def into(descriptor: int) -> str:
 
 
 @pytest.fixture
-def full_pipe() -> Iterator[int]:
-    """The writing end of a pipe that has no room."""
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    try:
-        while True:
-            os.write(writing, bytes(4096))
-    except BlockingIOError:
-        os.set_blocking(writing, True)
-    yield writing
-    os.close(reading)
-    os.close(writing)
+def unread() -> Iterator[int]:
+    with full_pipe() as writing:
+        yield writing
 
 
 @pytest.mark.full
-def test_a_standalone_log_serves_and_stops_though_nobody_reads_its_output(clusters: Clusters, full_pipe: int) -> None:
+def test_a_standalone_log_serves_and_stops_though_nobody_reads_its_output(clusters: Clusters, unread: int) -> None:
     cluster = clusters.make(("n1",))
     node = cluster["n1"]
     command = [*QUIRE, "serve", "--standalone", "--listen", node.address, "--data-dir", str(node.data_dir)]
-    node.program = ("/bin/sh", "-c", f"exec {shlex.join(command)} {into(full_pipe)}")
+    node.program = ("/bin/sh", "-c", f"exec {shlex.join(command)} {into(unread)}")
 
     node.start()
 
@@ -43,10 +35,10 @@ def test_a_standalone_log_serves_and_stops_though_nobody_reads_its_output(cluste
 
 
 @pytest.mark.full
-def test_nodes_elect_serve_and_stop_though_nobody_reads_their_output(clusters: Clusters, full_pipe: int) -> None:
+def test_nodes_elect_serve_and_stop_though_nobody_reads_their_output(clusters: Clusters, unread: int) -> None:
     cluster = clusters.make()
     for node in cluster:
-        node.program = ("/bin/sh", "-c", f'exec "$0" "$@" {into(full_pipe)}', *TUNED)
+        node.program = ("/bin/sh", "-c", f'exec "$0" "$@" {into(unread)}', *TUNED)
     cluster.start()
     cluster.leader.apply(["add", 3])
 

@@ -7,8 +7,20 @@ from quire.log.segment.store import UNFINISHED_SUFFIX
 from quire.replication import Reason
 from quire.replication.core import actions, events
 from quire.replication.core.membership.changing import Remove
-from tests.replication.running import records
+from quire.replication.replica import CheckedDriver
+from tests.replication.running import Recorder, records
 from tests.replication.test_refused_writes import blob, leading
+
+
+def failing_next() -> tuple[CheckedDriver[None], Recorder]:
+    """A leader whose next append rotates, and breaks the log."""
+    node, driver, device, owner = leading()
+    node.storage.failing = lambda _, name: name.endswith(UNFINISHED_SUFFIX)
+    for _ in range(3):
+        driver.propose(blob(30_000))
+        driver.pass_on_proposed()
+        device.let_go()
+    return driver, owner
 
 
 def test_writes_that_were_being_appended_are_in_doubt_and_what_was_asked_meanwhile_is_refused() -> None:
@@ -44,12 +56,7 @@ def test_writes_that_were_being_appended_are_in_doubt_and_what_was_asked_meanwhi
 
 
 def test_what_the_same_step_answers_is_told_though_its_append_breaks_the_log() -> None:
-    node, driver, device, owner = leading()
-    node.storage.failing = lambda _, name: name.endswith(UNFINISHED_SUFFIX)
-    for _ in range(3):
-        driver.propose(blob(30_000))
-        driver.pass_on_proposed()
-        device.let_go()
+    driver, owner = failing_next()
     append = actions.AppendRequests(1, 0, (blob(1),))
     with pytest.raises(LogReadOnly):
         driver.carry_out_step(events.Tick(), [append, actions.ReadReady(9, 5)])
@@ -57,12 +64,7 @@ def test_what_the_same_step_answers_is_told_though_its_append_breaks_the_log() -
 
 
 def test_a_write_that_is_to_be_appended_after_an_action_that_breaks_the_log_is_refused() -> None:
-    node, driver, device, owner = leading()
-    node.storage.failing = lambda _, name: name.endswith(UNFINISHED_SUFFIX)
-    for _ in range(3):
-        driver.propose(blob(30_000))
-        driver.pass_on_proposed()
-        device.let_go()
+    driver, owner = failing_next()
     breaks, left = blob(1), blob(2)
     with pytest.raises(LogReadOnly):
         driver.carry_out_step(events.Tick(), [actions.AppendRequests(1, 0, (write,)) for write in (breaks, left)])
