@@ -144,22 +144,16 @@ def overwrite_in_place(folder: str) -> None:
 
     btrfs writes elsewhere without it, and then a full disk or a quota refuses to overwrite what is there.
     """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened_folder(folder) as descriptor:
         if not os.listdir(descriptor):
             with suppress(OSError):
                 fcntl.ioctl(descriptor, _SET_FLAGS, (_flags(descriptor) | _NOCOW).to_bytes(8, "little"))
-    finally:
-        os.close(descriptor)
 
 
 def is_overwritten_in_place(folder: str | Path) -> bool:
     """Whether a folder has the flag that `overwrite_in_place` sets. Raises OSError: its file system has none."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened_folder(folder) as descriptor:
         return bool(_flags(descriptor) & _NOCOW)
-    finally:
-        os.close(descriptor)
 
 
 def _flags(descriptor: int) -> int:
@@ -491,11 +485,8 @@ class FileDirectory:
         """Which of these names are missing in the folder that is kept open; empty if that is unknown."""
         try:
             # Not by the kept descriptor: two listings at once would share its position.
-            listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._descriptor)
-            try:
+            with opened_folder(".", self._descriptor) as listing:
                 held = frozenset(os.listdir(listing) if names else ())
-            finally:
-                os.close(listing)
         except OSError:  # There is no descriptor for it, or the device fails: the next sync tells.
             return []
         return [f"{self._path}/{name} was removed" for name in sorted(names - held)]
@@ -546,14 +537,20 @@ class ReadOnlyDirectory(FileDirectory):
         raise PermissionError(errno.EROFS, "opened read-only", self._path)
 
 
+@contextmanager
+def opened_folder(path: str | Path, beside: int | None = None) -> Generator[int]:
+    """The descriptor of a folder, for the block. A relative path begins at the folder with the descriptor `beside`."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=beside)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def sync_folder(path: str | Path) -> None:
     """Make the names in a folder durable."""
-    with naming("fsync", path):
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    with naming("fsync", path), opened_folder(path) as descriptor:
+        os.fsync(descriptor)
 
 
 class Sync:

@@ -1,14 +1,13 @@
 """What is told at start about the file system of a data directory: what quire relies on, and this one does not do."""
 
 import os
-from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import structlog
 
-from quire.log.files import HELD_OPEN, is_overwritten_in_place
+from quire.log.files import HELD_OPEN, is_overwritten_in_place, opened_folder
 
 logger = structlog.get_logger(__name__)
 
@@ -32,11 +31,8 @@ class Mount(NamedTuple):
 def mount_of(path: str | Path) -> Mount | None:
     """The mount that `path`, a folder, is on; None if that is unknown, as where there is no /proc."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with opened_folder(path) as descriptor:
             opened = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
-        finally:
-            os.close(descriptor)
         mounts = Path("/proc/self/mountinfo").read_bytes()
     except OSError:
         return None
@@ -75,7 +71,7 @@ def alarms_of(mount: Mount, path: str | Path) -> list[str]:
     if lax := sorted(options & NO_FLUSH):
         lost = "what this node acknowledges may be lost with the machine's power"
         found.append(f"is mounted with {lax[0]}, so that nothing is flushed: {lost}; mount it without")
-    if kind.startswith("nfs") and not _reserves_room(kind, options):
+    if kind.startswith("nfs") and not (kind == "nfs4" and "vers=4.2" in options):
         found.append(
             "is on NFS below version 4.2, which reserves no room: a full server fails a flush, and this node halts; "
             "mount it with vers=4.2"
@@ -86,10 +82,6 @@ def alarms_of(mount: Mount, path: str | Path) -> list[str]:
             "move its files into a folder with chattr +C"
         )
     return [f"data_dir {path} {sentence}" for sentence in found]
-
-
-def _reserves_room(kind: str, options: Collection[str]) -> bool:
-    return kind == "nfs4" and "vers=4.2" in options
 
 
 def note_held_open(path: str | Path) -> None:

@@ -26,9 +26,7 @@ REQUEST_ID_CHARACTERS = 64
 REQUEST_ID_KEY = web.RequestKey("request_id", str)
 ANSWER_ID_KEY = web.RequestKey("answer_id", str)  # The id in the response.
 IN_DOUBT = web.RequestKey("in_doubt", bool)  # It is a write that was sent to another leader, without an answer.
-DEADLINE = web.RequestKey(
-    "deadline", float
-)  # It was sent to another leader: by the loop's clock, when its time is over.
+DEADLINE = web.RequestKey("deadline", float)  # By the loop's clock, of what was sent to another leader.
 
 FORWARDED = "Quire-Forwarded"  # The node that passed the request on.
 SESSION = "Quire-Session"

@@ -183,9 +183,8 @@ class Nodes:
             if fresh or isinstance(error, TimeoutError):
                 self._silent_until[server] = time.monotonic() + SILENT_FOR_S
                 raise (_Late if isinstance(error, TimeoutError) else TryNext)(_reason(error)) from error
-            return self._ask_as(
-                shown, server, path, accept, deadline, patience_s
-            )  # The node may have closed the idle connection.
+            # The node may have closed the idle connection.
+            return self._ask_as(shown, server, path, accept, deadline, patience_s)
         self._silent_until.pop(server, None)
         return answer
 
