@@ -5,6 +5,7 @@ A client that was never served fails within a short grace; one that was waits, f
 
 import asyncio
 import logging
+import math
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -171,6 +172,14 @@ async def test_a_cluster_whose_nodes_are_being_started_is_waited_for() -> None:
     async with scripted(*starting) as server, connect(server.address, timeout_s=WAITING_S) as cluster:
         async with asyncio.timeout(TEST_S):
             assert await cluster.append("x") == 7
+
+
+async def test_a_client_whose_grace_has_no_end_waits_for_a_cluster_that_restarts() -> None:
+    async with (
+        scripted(no_majority(1e9), no_majority(1e9), appended(7)) as server,
+        connect(server.address, timeout_s=WAITING_S, refused_grace_s=math.inf) as cluster,
+    ):
+        assert await asyncio.wait_for(cluster.append("x"), TEST_S) == 7
 
 
 @pytest.mark.parametrize(
