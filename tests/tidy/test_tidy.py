@@ -1,7 +1,6 @@
 """The style as tests: each rule holds for the tree, finds its bad samples, and passes its good ones."""
 
 import tomllib
-from functools import cache
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -42,8 +41,9 @@ RULES: dict[str, Rule] = {
 }
 
 
-@cache
+@pytest.fixture(scope="module")
 def checkout() -> Tree:
+    """Its syntax trees take half a GiB, which every later collection of garbage would search."""
     return Tree.of_checkout(TOP)
 
 
@@ -57,8 +57,8 @@ def samples(*, bad: bool) -> list[object]:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_tree_keeps_every_rule(rule: str) -> None:
-    findings = sorted({str(finding) for finding in RULES[rule](checkout())})
+def test_the_tree_keeps_every_rule(rule: str, checkout: Tree) -> None:
+    findings = sorted({str(finding) for finding in RULES[rule](checkout)})
 
     assert not findings, "\n".join(["", *findings])
 
@@ -78,8 +78,8 @@ def test_every_rule_has_a_bad_and_a_good_sample(rule: str) -> None:
     assert {sample.bad for sample in samples_of(rule)} == {True, False}
 
 
-def test_the_links_of_the_tree_are_there_and_point_to_the_packages() -> None:
-    assert not [str(finding) for finding in house.links(checkout())]
+def test_the_links_of_the_tree_are_there_and_point_to_the_packages(checkout: Tree) -> None:
+    assert not [str(finding) for finding in house.links(checkout)]
 
 
 def test_the_type_checkers_see_every_package() -> None:
@@ -115,12 +115,10 @@ def test_a_wrong_link_is_found(harm: str, tmp_path: Path) -> None:
     assert len(list(house.links(Tree.of_folder(tmp_path)))) == 1
 
 
-def test_the_tree_holds_what_git_tracks_and_not_what_it_ignores() -> None:
-    tree = checkout()
-
-    assert PurePosixPath("pyproject.toml") in tree.paths
-    assert PurePosixPath("tests/tidy/test_tidy.py") in tree.paths
-    assert not [path for path in tree.paths if ".venv" in path.parts or "__pycache__" in path.parts]
+def test_the_tree_holds_what_git_tracks_and_not_what_it_ignores(checkout: Tree) -> None:
+    assert PurePosixPath("pyproject.toml") in checkout.paths
+    assert PurePosixPath("tests/tidy/test_tidy.py") in checkout.paths
+    assert not [path for path in checkout.paths if ".venv" in path.parts or "__pycache__" in path.parts]
 
 
 def test_a_folder_outside_git_is_refused_in_plain_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
