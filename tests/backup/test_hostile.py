@@ -275,7 +275,7 @@ def test_a_frame_of_many_maps_is_damage_and_is_not_unpacked(
 ) -> None:
     monkeypatch.setattr("quire.log.payload.MAX_SYSTEM_CONTAINERS", 1000)  # Tracing makes the count slow.
     monkeypatch.setattr("quire.log.payload.MAX_FRAME_VALUES", 1000)
-    count = 4 << 20
+    count = 256 << 10
     of_one = encode_frame(index=0, epoch=1, timestamp=1, count=1, prev_crc32c=0, kind=Kind.RECORDS, payload=b"\x91\0")
     raw = of_one + encode_frame(
         index=1,
