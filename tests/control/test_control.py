@@ -229,15 +229,17 @@ def test_no_message_of_a_peer_makes_pysyncobj_fail_now_or_later(seed: int) -> No
         node.connected(other)
     led = taken = rounds = 0
     end = time.monotonic() + DEADLINE_S
-    # Its elections go by the clock, so that on a fast machine 5,000 rounds may end before it leads.
+    # Its elections go by the clock: 5,000 rounds may end before it leads. Those that follow only answer it.
     while rounds < 5_000 or (not led and time.monotonic() < end):
         rounds += 1
         node.tick()
         status = node.status()
         led += status.leads
-        rows = [*(answer_to(row, chance) for row in said[-3:]), *changed(status.term, status.log_length, chance)]
+        rows = [answer_to(row, chance) for row in said[-3:]]
+        if rounds <= 5_000:
+            rows += changed(status.term, status.log_length, chance)
         said.clear()
-        for row in chance.sample(rows, 3):
+        for row in chance.sample(rows, min(3, len(rows))):
             try:
                 node.received(chance.choice(("n2", "n3")), decode(pack(row)))
                 taken += 1
