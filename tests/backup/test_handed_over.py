@@ -113,7 +113,7 @@ def test_the_machine_that_a_manifest_names_is_not_looked_for_in_any_folder(
     assert not (tmp_path / "imported").exists()
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+@pytest.mark.parametrize("umask", [0o000, *(pytest.param(each, marks=pytest.mark.full) for each in (0o022, 0o077))])
 def test_a_backup_and_what_is_restored_have_the_modes_of_a_data_directory_whatever_the_umask(
     cluster: Cluster, tmp_path: Path, umask: int
 ) -> None:
