@@ -19,8 +19,11 @@ from quire.cluster.http.listener import Listener
 from quire.cluster.node.node import Node
 from quire.cluster.node.views.status import not_ready_reasons
 from quire.cluster.outgoing import sendable
+from quire.replication import Replica
 from quire.replication.address import host_and_port
+from quire.replication.core.events import Nominated
 from tests.ports import HOST, free_ports
+from tests.replication.loopback import until
 from tests.tuned import tuned
 
 START_TIMEOUT_S = 60.0
@@ -126,6 +129,27 @@ class RunningCluster:
             await leader.leadership.transfer(node_id)
         await self.ready()
 
+    async def elect(self, node_id: str) -> None:
+        """Have a node campaign as soon as it is linked: the control plane takes longer, and may take another one."""
+        leadership, others = self.nodes[node_id].node.leadership, self.nodes.keys() - {node_id}
+
+        def replica() -> Replica[Any] | None:
+            formed = self.nodes[node_id].node.formed
+            return None if formed is None else formed.replica
+
+        def is_linked() -> bool:
+            found = replica()
+            return found is not None and others <= found.core.status().links.keys()
+
+        def is_led() -> bool:
+            return any(running.node.leadership.leader_id for running in self.nodes.values())
+
+        await until(lambda: is_linked() or is_led(), within_s=START_TIMEOUT_S)
+        if (found := replica()) is not None and not is_led():
+            found.driver.step(Nominated(True))
+            await until(is_led, within_s=START_TIMEOUT_S)
+            found.driver.step(Nominated(leadership.nominated))
+
     async def ready(self) -> None:
         """Wait until every running node is ready.
 
@@ -194,6 +218,7 @@ async def running_cluster(
                     **own(node_id),
                 )
                 cluster.nodes[node_id] = await started(config)
+            await cluster.elect("n1")
             await cluster.ready()
             await cluster.lead("n1")
             yield cluster
