@@ -37,6 +37,9 @@ async def reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGener
 
     monkeypatch.setattr(LeaderHop, "_watch", never)
     async with relayed(tmp_path, request_timeout_ms=HOUR_MS) as running:
+        for each in running[0].nodes.values():  # No control plane nominates another than the test does.
+            await each.node.leadership.stop()
+            each.node.components.replica.driver.step(Nominated(False))
         yield running
 
 
