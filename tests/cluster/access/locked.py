@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from quire.cluster.access import credentials
 from quire.cluster.access.roles import Role
 from quire.cluster.access.tls import load_client_tls
 from quire.cluster.access.tokens import add_token, revoke_token
@@ -80,9 +83,13 @@ class Locked:
 
 @asynccontextmanager
 async def locked_cluster(folder: Path, count: int = 1, **settings: Any) -> AsyncGenerator[Locked]:
-    """A formed cluster of nodes that are all ready."""
+    """A formed cluster of nodes that are all ready, and see soon that a file has changed."""
     locked = Locked(folder)
     locked.make()
     tls = load_client_tls(locked.ca)
-    async with running_cluster(folder / "data", count, tls=tls, own=locked.settings_of, **settings) as locked.cluster:
-        yield locked
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(credentials, "LOOK_S", 0.05)
+        async with running_cluster(
+            folder / "data", count, tls=tls, own=locked.settings_of, **settings
+        ) as locked.cluster:
+            yield locked
