@@ -135,6 +135,8 @@ async def test_a_clock_that_went_back_makes_no_lag_shorter(monkeypatch: pytest.M
         await until(lambda: follower.core.commit_index == cluster["n3"].log.durable_index)
         end = cluster["n3"].log.durable_index
         position = Position(durable_index=end - 1, applied_index=end - 1, digest=DIGEST, heard_at=0)
+        # Each knows the end of the leader's log from a report.
+        await until(lambda: follower.lags.own_apply(end - 1, 0).seconds > 0 and leader.lags.of(position, 0).seconds > 0)
         with monkeypatch.context() as time:
             for replica in (leader, follower):
                 time.setattr(replica.lags, "_now", lambda: later)
