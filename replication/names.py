@@ -36,6 +36,7 @@ from aiohttp import ClientRequest, ClientSession, ClientSSLError, ClientTimeout,
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.tracing import Trace
+from yarl import URL
 
 from .address import is_loopback, is_name
 
@@ -240,6 +241,15 @@ class Connector(TCPConnector):
         elif dial.recalls:
             protocol.force_close()  # Not for a later request, which may have a token.
         return protocol
+
+    def drop_kept(self, url: URL) -> None:
+        """Close the idle connections to where a request to this URL was lost, so that the next one dials.
+
+        They were kept when it last answered: they are lost as well, and each would cost another request.
+        """
+        for key in [key for key in self._conns if (key.host, key.port) == (url.raw_host, url.port)]:
+            for protocol, _ in self._conns.pop(key):
+                protocol.close()
 
 
 def names_of(session: ClientSession) -> Names | None:

@@ -23,6 +23,7 @@ from typing import NamedTuple, TypeVar
 
 import aiohttp
 import orjson
+from yarl import URL
 
 from quire.log import Value
 from quire.replication.names import Connector, Names
@@ -117,7 +118,7 @@ class Transport:
         refused_grace_s: float = REFUSED_GRACE_S,
         names: Names | None = None,
     ) -> None:
-        self.servers = Servers(servers)
+        self.servers = Servers(servers, lambda server: self._connector.drop_kept(URL(f"http://{server}")))
         self.timeout_s = timeout_s
         self._refused_grace_s = refused_grace_s
         self._credentials = credentials or ClientCredentials()

@@ -84,6 +84,7 @@ class LeaderHop:
         """`streams_limit` counts the streams that this node carries, too."""
         self._node = node
         self._streams_limit = streams_limit
+        self._connector: Connector
         self._requests: aiohttp.ClientSession
         self._streams: aiohttp.ClientSession
         self._calls: dict[Call, None] = {}  # In order: which call ends first must not depend on addresses in memory.
@@ -92,8 +93,9 @@ class LeaderHop:
     async def run(self, _app: web.Application) -> AsyncIterator[None]:
         """Keep the connections while the application runs."""
         names, dial_s = self._node.names, connect_timeout_s(self._node)
+        self._connector = Connector(names, dial_s, limit=CONNECTION_LIMIT, keepalive_timeout=KEEPALIVE_S)
         requests = aiohttp.ClientSession(
-            connector=Connector(names, dial_s, limit=CONNECTION_LIMIT, keepalive_timeout=KEEPALIVE_S),
+            connector=self._connector,
             auto_decompress=False,
             read_bufsize=READ_BUFFER_BYTES,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -199,7 +201,7 @@ class LeaderHop:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s(node))
         try:
             async with (
-                self._call_to(leader, deadline),
+                self._call_to(leader, url, deadline),
                 self._requests.request(
                     request.method,
                     url,
@@ -227,7 +229,7 @@ class LeaderHop:
             raise _Lost(leader, reason) from None
 
     @asynccontextmanager
-    async def _call_to(self, leader: str, deadline: float) -> AsyncGenerator[None]:
+    async def _call_to(self, leader: str, url: URL, deadline: float) -> AsyncGenerator[None]:
         """Raise TimeoutError at the deadline, or when the leader is given up; _Lost if another leads."""
         timeout = asyncio.timeout_at(deadline)
 
@@ -239,8 +241,9 @@ class LeaderHop:
             try:
                 async with timeout:
                     yield
-            except TimeoutError:
-                if call.is_deposed:
+            except (aiohttp.ClientError, OSError) as error:
+                self._connector.drop_kept(url)
+                if call.is_deposed and isinstance(error, TimeoutError):
                     raise _Lost(leader, "another node leads, and it did not answer before") from None
                 raise
 
@@ -270,7 +273,7 @@ class LeaderHop:
         slot.is_allowed = lambda: may_open() and credentials.distrusts == distrusts  # The leader proves itself anew.
         deadline = asyncio.get_running_loop().time() + self._node.config.request_timeout_ms / 1000
         try:
-            async with self._call_to(leader, deadline):
+            async with self._call_to(leader, url, deadline):
                 # No size limit: a message of the leader's is as long as its machine's results are.
                 connected = await self._streams.ws_connect(
                     url,

@@ -33,14 +33,15 @@ class MemberStatuses:
 
     def __init__(self, node: NodeView) -> None:
         self._node = node
+        self._connector: Connector
         self._session: aiohttp.ClientSession
 
     async def run(self, _app: web.Application) -> AsyncIterator[None]:
         """Open connections of its own, so that a burst of forwarded writes does not make a member look silent."""
         names, most = self._node.names, ASKED_AT_ONCE
-        connector = Connector(names, DEADLINE_S, limit_per_host=most, keepalive_timeout=KEEPALIVE_S)
+        self._connector = Connector(names, DEADLINE_S, limit_per_host=most, keepalive_timeout=KEEPALIVE_S)
         async with aiohttp.ClientSession(
-            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), response_class=OwnAnswer
+            connector=self._connector, cookie_jar=aiohttp.DummyCookieJar(), response_class=OwnAnswer
         ) as self._session:
             yield
 
@@ -59,12 +60,13 @@ class MemberStatuses:
         if request.app[ADMISSION].is_forwarded(request):
             raise NodeUnreachable(node_id, "the request was passed on already")
         scheme, context, name = self._node.credentials.dialled_by(node_id)
-        url = f"{scheme}://{self._node.addresses.reached(node_id)}{request.rel_url.raw_path_qs}"
+        address = self._node.addresses.reached(node_id)
+        url = URL(f"{scheme}://{address}{request.rel_url.raw_path_qs}", encoded=True)
         kept = {name: request.headers[name] for name in (hdrs.ACCEPT, hdrs.CONTENT_TYPE) if name in request.headers}
         try:
             async with self._session.request(
                 request.method,
-                URL(url, encoded=True),
+                url,
                 data=body,
                 ssl=context,
                 server_hostname=name,
@@ -73,10 +75,8 @@ class MemberStatuses:
                 allow_redirects=False,
             ) as response:
                 content = await _read(response)
-        except TimeoutError:
-            raise NodeUnreachable(node_id, f"no answer within {PASS_ON_DEADLINE_S:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise NodeUnreachable(node_id, str(error) or type(error).__name__) from None
+            raise NodeUnreachable(node_id, self._lost(url, error, PASS_ON_DEADLINE_S)) from None
         if REQUEST_ID not in response.headers:
             raise NodeUnreachable(node_id, NO_NODE)
         if content is None:
@@ -86,17 +86,15 @@ class MemberStatuses:
     async def ask(self, request: web.Request, node_id: str) -> Asked:
         """A member's status, or why there is none."""
         scheme, context, name = self._node.credentials.dialled_by(node_id)
-        url = f"{scheme}://{self._node.addresses.reached(node_id)}/status"
+        url = URL(f"{scheme}://{self._node.addresses.reached(node_id)}/status")
         headers, timeout = hop_headers(self._node, request, node_id), aiohttp.ClientTimeout(total=DEADLINE_S)
         try:
             async with self._session.get(
                 url, ssl=context, server_hostname=name, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
                 content = await _read(response)
-        except TimeoutError:
-            return None, f"no answer within {DEADLINE_S:g} s"
         except (aiohttp.ClientError, OSError) as error:
-            return None, str(error) or type(error).__name__
+            return None, self._lost(url, error, DEADLINE_S)
         if response.status != HTTPStatus.OK or content is None:
             return None, f"it answered {response.status}" if content is not None else "its answer is too long"
         try:
@@ -106,6 +104,12 @@ class MemberStatuses:
         if not isinstance(status, dict) or status.get("node_id") != node_id:
             return None, "another program answered"
         return status, None
+
+    def _lost(self, url: URL, error: Exception, deadline_s: float) -> str:
+        """Why no answer came."""
+        self._connector.drop_kept(url)
+        is_late = isinstance(error, TimeoutError)
+        return f"no answer within {deadline_s:g} s" if is_late else str(error) or type(error).__name__
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes | None:

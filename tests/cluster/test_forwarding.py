@@ -32,25 +32,29 @@ class Relay:
         self.swallow: Callable[[bytes], bool] = lambda _request: False
         self.deafens: Callable[[bytes], bool] = lambda _request: False
         self.held: list[bytes] = []
+        self.lost: set[asyncio.StreamWriter] = set()
+        self.connections: dict[asyncio.StreamWriter, bytes] = {}
         self.breaks = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass one connection on; a request to be cut reaches the node, but its answer does not come back.
 
-        A swallowed one does not reach it, and `deafens` has the node answer in vain: the connection stays open, until
-        `breaks`.
+        A swallowed one does not reach it, nor does what comes on a `lost` one of the `connections`, each with its last
+        request; and `deafens` has the node answer in vain: the connection stays open, until `breaks`.
         """
         try:
             upstream_reader, upstream_writer = await asyncio.open_connection(*host_and_port(self.target))
         except ConnectionError:
             writer.transport.abort()
             return
+        self.connections[writer] = b""
         back = asyncio.create_task(_copy(upstream_reader, writer))
         try:
             while chunk := await reader.read(1 << 16):
                 self.requests.append(chunk.partition(b"\r\n")[0])
-                if self.swallow(chunk) or self.deafens(chunk):  # The connection goes silent, both ways.
+                self.connections[writer] = chunk
+                if writer in self.lost or self.swallow(chunk) or self.deafens(chunk):  # Now it is silent, both ways.
                     back.cancel()
                     if self.deafens(chunk):
                         upstream_writer.write(chunk)
@@ -64,6 +68,7 @@ class Relay:
                     await upstream_reader.read(1)  # The node has answered: it is done.
                     return
         finally:
+            del self.connections[writer]
             back.cancel()
             upstream_writer.close()
             writer.transport.abort()
@@ -77,18 +82,24 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 @asynccontextmanager
-async def relayed(directory: Path, **settings: Any) -> AsyncGenerator[tuple[RunningCluster, Relay], None]:
-    """Three nodes, of which n2 reaches the leader only by a relay."""
-    addresses = free_addresses(3)
-    relay = Relay(addresses[0])
+async def relaying(target: str) -> AsyncGenerator[Relay]:
+    relay = Relay(target)
     server = await asyncio.start_server(relay.serve, "127.0.0.1", 0)
     relay.address = "{}:{}".format(*server.sockets[0].getsockname()[:2])
     try:
+        yield relay
+    finally:
+        server.close()
+
+
+@asynccontextmanager
+async def relayed(directory: Path, **settings: Any) -> AsyncGenerator[tuple[RunningCluster, Relay], None]:
+    """Three nodes, of which n2 reaches the leader only by a relay."""
+    addresses = free_addresses(3)
+    async with relaying(addresses[0]) as relay:
         links = {"n2": {"n1": relay.address}}
         async with running_cluster(directory, addresses=addresses, links=links, **settings) as cluster:
             yield cluster, relay
-    finally:
-        server.close()
 
 
 async def test_a_write_through_a_follower_costs_one_hop_and_is_written_once(tmp_path: Path) -> None:

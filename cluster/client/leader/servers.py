@@ -6,7 +6,7 @@ Nobody says so, and each dial of it costs its whole timeout.
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 AVOIDED_FOR_S = 30.0  # A server that was silent, or a leader's address that cannot be reached, as from another network.
 
@@ -14,8 +14,10 @@ AVOIDED_FOR_S = 30.0  # A server that was silent, or a leader's address that can
 class Servers:
     """The servers that a caller named, the leader as far as it is known, and when each was heard."""
 
-    def __init__(self, named: Sequence[str]) -> None:
+    def __init__(self, named: Sequence[str], drop_kept: Callable[[str], None] = lambda _server: None) -> None:
+        """`drop_kept` closes the idle connections to a server that was lost."""
         self.named = tuple(dict.fromkeys(named))
+        self._drop_kept = drop_kept
         self.leader: str | None = None
         self.leader_id: str | None = None  # Of the last that was heard of, even if it is lost since.
         self.served_at = 0.0  # By any server: it answered with anything but "not now".
@@ -50,6 +52,7 @@ class Servers:
     def lost(self, server: str, *, silent: bool = False) -> None:
         """It did not serve. What is no server of the caller's is avoided for any reason, the others if `silent`."""
         self._heard_at.pop(server, None)
+        self._drop_kept(server)
         if server == self.leader:
             self.leader = None
         if silent or server not in self.named:
