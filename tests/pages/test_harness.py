@@ -138,14 +138,14 @@ def test_what_starts_over_forgets_variables_jobs_and_files(runs: Runs, tmp_path:
 
 def test_a_job_that_began_a_session_of_its_own_ends_it_before_the_shell_is_killed(tmp_path: Path) -> None:
     shell = Shell(tmp_path, Bare(tmp_path, Path(sys.executable)).environment(), tmp_path)
-    shell.run("(setsid sleep 600 & started=$!; trap 'kill $started; exit' TERM; echo $started >pid; wait) &")
-    shell.run("until [ -s pid ]; do sleep 0.1; done")
-    started = int((tmp_path / "pid").read_text())
-    assert started in of_session(started)
+    try:
+        shell.run("(setsid sleep 600 & started=$!; trap 'kill $started; exit' TERM; echo $started >pid; wait) &")
+        began = "[ -s pid ] && [ $(cut -d' ' -f6 /proc/$(cat pid)/stat) = $(cat pid) ]"
+        shell.run(f"until {began}; do sleep 0.1; done")
+    finally:
+        shell.end()
 
-    shell.end()
-
-    assert of_session(started) == []
+    assert of_session(int((tmp_path / "pid").read_text())) == []
 
 
 def test_a_stand_in_is_run_in_place_of_what_the_page_says(runs: Runs) -> None:
