@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientSession, web
 
 from quire.cluster.client import connect
 from quire.cluster.client.transport import Transport
@@ -121,24 +121,19 @@ async def test_a_change_that_may_be_repeated_is_not_sent_to_a_silent_server_and_
 
 
 async def test_each_server_of_a_round_has_as_much_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.cluster.client.transport.READ_ATTEMPT_TIMEOUT_S", 0.05)
     waits: list[str] = []
 
-    async def slow(request: web.Request) -> web.Response:
-        waits.append(request.query["wait_ms"])
-        return await asyncio.Future()
+    def late(_session: ClientSession, _method: str, url: str, **_options: object) -> None:
+        waits.append(url.partition("wait_ms=")[2])
+        raise TimeoutError
 
-    async with (
-        serving(slow) as first,
-        serving(slow) as second,
-        serving(slow) as third,
-        transport_to(first, second, third) as transport,
-    ):
+    monkeypatch.setattr(ClientSession, "request", late)
+    async with transport_to("n1:1", "n2:1", "n3:1") as transport:
         reading = asyncio.create_task(transport.call("GET", "/x?", awaits_record=True))
         await until(lambda: len(waits) > 3)
         reading.cancel()
         await asyncio.wait((reading,))
-    assert waits[:4] == ["30", "30", "30", "60"]
+    assert waits[:4] == ["3000", "3000", "3000", "6000"]
 
 
 async def test_what_a_node_says_of_itself_names_no_leader() -> None:

@@ -6,7 +6,7 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -52,8 +52,14 @@ def running(*arguments: str, out: int, err: int | None = None) -> Generator[subp
 
 def is_blocked(process: subprocess.Popen[bytes]) -> bool:
     """Whether a thread of it is in a write to stdout or stderr."""
-    calls = [path.read_text().split() for path in Path(f"/proc/{process.pid}/task").glob("*/syscall")]
-    return any(call[0] in WRITE_CALLS and call[1] in ("0x1", "0x2") for call in calls if len(call) > 1)
+    for path in Path(f"/proc/{process.pid}/task").glob("*/syscall"):
+        with suppress(OSError):  # The thread has ended.
+            match path.read_text().split():
+                case [number, "0x1" | "0x2", *_] if number in WRITE_CALLS:
+                    return True
+                case _:
+                    pass
+    return False
 
 
 def terminated(process: subprocess.Popen[bytes]) -> int:
