@@ -10,7 +10,7 @@ import pytest
 from quire import connect_sync
 from quire.cluster.client import BlockingClient
 from tests.processes.cluster import QUIRE, Cluster, Clusters, environment, run_quire
-from tests.processes.test_unread_commands import full_pipe
+from tests.processes.unread import full_pipe
 
 # What `--exec` runs: it asks the test to restart the node, since the node's process is the test's.
 ASKS = """
