@@ -17,10 +17,12 @@ functions run then, and neither SIGCONT nor a lack of CPUs explains it, they blo
 
 import asyncio
 import gc
+import os
 import selectors
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -75,7 +77,7 @@ class TurnTimes:
         """The duration of each turn that waited for BLOCKED_S or longer."""
         self.longest = Turn(0.0, 0.0, "", 0.0)
         """The longest turn since the process became ready."""
-        self._clock, self._cpu, self._starved = clock, cpu, starved or starved_s
+        self._clock, self._cpu, self._starved = clock, cpu, starved or self._read_starved
         self._at = self._used = self._starved_s = 0.0
         self._is_blocked = self._was_stopped = False
         self._is_ready: Callable[[], bool] | None = None
@@ -88,6 +90,7 @@ class TurnTimes:
         self._after: Callable[[], None]
         self._reading: asyncio.Task[None]
         self._is_due = False
+        self._schedstat = -1
 
     def start(self, is_ready: Callable[[], bool], after: Callable[[], None] = lambda: None) -> None:
         """Begin to measure, on the main thread. Turns before `is_ready` first returned true are counted separately.
@@ -96,6 +99,8 @@ class TurnTimes:
         """
         self._is_ready, self._after = is_ready, after
         self._loop = asyncio.get_running_loop()
+        with suppress(OSError):  # Of this thread, whoever reads it.
+            self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         gc.callbacks.append(self._collecting)
         self._at, self._used, self._starved_s = self._clock(), self._cpu(), self._starved()
         for number in (signal.SIGPROF, signal.SIGALRM, signal.SIGCONT):
@@ -110,6 +115,9 @@ class TurnTimes:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         self._reading.cancel()
         gc.callbacks.remove(self._collecting)
+        if self._schedstat >= 0:
+            os.close(self._schedstat)
+            self._schedstat = -1
 
     def interrupted(self, number: int, frame: FrameType | None) -> None:
         """The handler of the signals: have the loop look after the present turn, and note what runs in a long one."""
@@ -165,6 +173,13 @@ class TurnTimes:
         before, self._starved_s = self._starved_s, self._starved()
         return self._starved_s - before
 
+    def _read_starved(self) -> float:
+        """For how long the loop's thread was ready and got no CPU, in seconds; 0 if the kernel does not tell."""
+        try:
+            return int(os.pread(self._schedstat, 64, 0).split()[1]) / 1e9
+        except (OSError, IndexError, ValueError):
+            return 0.0
+
     def _long(self, turn: Turn, now: float) -> None:
         if self._is_ready is not None:
             journal.info("long turn at the start", **_shown(turn))
@@ -185,14 +200,6 @@ class TurnTimes:
             self._collecting_since = self._cpu()
         else:
             self._collected_s += self._cpu() - self._collecting_since
-
-
-def starved_s() -> float:
-    """For how long this thread was ready and got no CPU, in seconds; 0 if the kernel does not tell."""
-    try:
-        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, IndexError, ValueError):
-        return 0.0
 
 
 def what_runs(frame: FrameType | None) -> str:
