@@ -64,7 +64,7 @@ class Write(Generic[OwnerT_co]):
     `expected_index`: reject the write unless its first record gets this index. `sequence` is that of its first record
     in `session`; both are 0 without a session. `owner` is the object that waits for the outcome. For the journal:
     whether its records are commands, which it may name, how long they were checked, when it was proposed, in monotonic
-    seconds, and the context of its request.
+    seconds (0: `Writing.propose` sets it), and the context of its request.
     """
 
     payload: bytes

@@ -426,11 +426,11 @@ class Driver(Generic[OwnerT]):
             self.step(events.Flushed())
             return
         running: Flush = flush
-        self._flushing_since = self._device.now()
+        self._flushing_since = began = self._device.now()
 
         def finish() -> None:
             self._disk.log.end_flush(running)
-            self.flush_durations.observe(self.flushing_s)
+            self.flush_durations.observe((self._device.now() - began) / 1_000_000)
             self._flushing_since = None
             self._ports.writes.flushed(self._disk.log.durable_index)
             self.step(events.Flushed())

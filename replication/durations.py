@@ -25,6 +25,17 @@ class Durations:
         if seconds > self._longest_s:
             self._longest_s = seconds
 
+    def observe_all(self, durations_s: Sequence[float]) -> None:
+        """Count each of many durations."""
+        longest_s, counts, bounds_s = max(durations_s, default=0.0), self.counts, self.bounds_s
+        if longest_s <= bounds_s[0]:
+            counts[0] += len(durations_s)
+        else:
+            for seconds in durations_s:
+                counts[bisect_left(bounds_s, seconds)] += 1
+        self.sum_s += sum(durations_s)
+        self._longest_s = max(self._longest_s, longest_s)
+
     def take_longest(self) -> float:
         """The longest duration since the last call; 0 if there was none."""
         longest_s, self._longest_s = self._longest_s, 0.0

@@ -168,13 +168,10 @@ class Pace:
 
     def __init__(self) -> None:
         self.commands = 16
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin a frame."""
         self.slowest = NO_STEP
-        """Of its steps that took longer than STEP_S."""
-        self._position = 0
+        """Of the present frame's steps that took longer than STEP_S."""
+        self.position = 0
+        """How many commands of the frame were executed."""
 
     def step(self, execution: Execution) -> bool:
         """One step of a frame; return as `Execution.step`."""
@@ -183,10 +180,10 @@ class Pace:
         took_s = time.monotonic() - began
         if took_s > STEP_S:
             self.commands = max(1, int(most * STEP_S / took_s))
-            self.slowest = max(self.slowest, Step(took_s, self._position))
+            self.slowest = max(self.slowest, Step(took_s, self.position))
         elif not done and took_s < STEP_S / 2:
             self.commands = min(2 * most, STEP_COMMANDS)
-        self._position += most
+        self.position += most
         return done
 
 
@@ -473,7 +470,7 @@ class Applying:
             self._frames = cut_frames(raw)
             frame = next(self._frames)
         self._began = time.monotonic()
-        self._pace.begin()
+        self._pace.slowest, self._pace.position = NO_STEP, 0
         self._execution = execution = self.applier.begin(frame)
         if frame.header.kind == Kind.SYSTEM:  # The machine is not involved.
             execution.step(1)
@@ -498,7 +495,7 @@ class Applying:
 
     def _finish(self, execution: Execution) -> None:
         applied = execution.finish()
-        self._times.executed(self.executing_s, self._pace.slowest)
+        self._times.executed(time.monotonic() - self._began, self._pace.slowest)
         self._execution = None
         if applied.answered:
             self._unexecuted.add(applied.index, applied.answered)

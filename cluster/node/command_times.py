@@ -9,6 +9,8 @@
 
 A part is slow while it takes longer than the setting `slow_command_ms` again and again; what is `behind` waits for
 another frame's `apply`. A follower has only flushes, of which the driver keeps the times, and `apply`.
+
+A command only notes its times; the histograms take many at once, at least at each look (`count`).
 """
 
 import time
@@ -33,6 +35,7 @@ from ..terminal import escaped
 LOOK_S = 1.0
 LOOKS = 10
 """A part is slow no more after so many looks at which it was not; rates and percentiles are of as many."""
+COUNTED_FRAMES = 64
 SLOW_LOOKS = 2
 """At so many looks a part was slow before that is a problem: one stall is none."""
 NAME_BYTES = 32
@@ -59,14 +62,14 @@ class Step(NamedTuple):
 NO_STEP = Step(0.0, 0)
 
 
-@dataclass(slots=True)
 class TimedFrame(Generic[OwnerT]):
     """A frame of writes from its append to its answer; times are seconds of the monotonic clock."""
 
-    placed: Placed[OwnerT]
-    placed_at: float
-    flushed_at: float = 0.0
-    committed_at: float = 0.0
+    __slots__ = ("committed_at", "flushed_at", "placed", "placed_at")
+
+    def __init__(self, placed: Placed[OwnerT], placed_at: float) -> None:
+        self.placed = placed
+        self.placed_at = self.flushed_at = self.committed_at = placed_at
 
 
 @dataclass(slots=True)
@@ -83,9 +86,13 @@ class CommandTimes:
     def __init__(self, slow_s: float = 0.0, *, names: bool = True) -> None:
         """What takes `slow_s` is slow, 0: nothing is. `names`: whether the journal names commands."""
         self.check, self.queue, self.majority, self.apply = Durations(), Durations(), Durations(), Durations()
-        self.check_s = 0.0
-        """How long the last check took."""
+        self.frame = Durations()
+        """From a frame's append until it was applied here."""
         self._whole = Durations(FINE_BOUNDS_S)
+        self.checks: list[float] = []
+        """How long the checks took that `check` does not have yet."""
+        self._applies: list[float] = []
+        self._answered: list[tuple[float, float, float, float, int]] = []
         self._slow_s = slow_s
         self._names = names
         self._applied = NO_STEP
@@ -93,35 +100,37 @@ class CommandTimes:
         self._slow: dict[str, _Slow] = {}
         self._looks = deque([(time.monotonic(), list(self._whole.counts))], LOOKS + 1)
 
-    def checked(self, began: float) -> None:
-        """The commands of a request were checked, from `began` until now."""
-        self.check_s = time.monotonic() - began
-        self.check.observe(self.check_s)
-
-    def placed(self, placed: Placed[OwnerT]) -> TimedFrame[OwnerT]:
-        """A frame was appended."""
-        now = time.monotonic()
-        self.queue.observe(now - placed.shares[0].write.proposed_at)
-        return TimedFrame(placed, now, now, now)
-
-    def committed(self, frame: TimedFrame[OwnerT], flushed_at: float, now: float) -> None:
-        """A frame is committed now; it was durable here at `flushed_at`."""
-        frame.flushed_at, frame.committed_at = flushed_at, now
-        self.majority.observe(now - flushed_at)
-
     def executed(self, seconds: float, slowest: Step) -> None:
         """The machine has executed a frame; `slowest` is its slowest step."""
         self._apply_s, self._applied = seconds, slowest
-        self.apply.observe(seconds)
+        self._applies.append(seconds)
+        if len(self._applies) >= COUNTED_FRAMES:
+            self.count()
 
-    def answered(self, frame: TimedFrame[OwnerT]) -> float:
-        """The frame that was executed last is about to be answered, here where its commands came from: it is now."""
-        first, now = frame.placed.shares[0].write, time.monotonic()
-        took_s = first.check_s + now - first.proposed_at
-        self._whole.observe(took_s, frame.placed.next_index - frame.placed.index)
+    def answered(self, frame: TimedFrame[OwnerT]) -> None:
+        """The frame that was executed last is about to be answered, here where its commands came from."""
+        placed, placed_at, now = frame.placed, frame.placed_at, time.monotonic()
+        first, count = placed.shares[0].write, placed.next_index - placed.index
+        proposed_at, majority_s = first.proposed_at, frame.committed_at - frame.flushed_at
+        took_s = first.check_s + now - proposed_at
+        self._answered.append((placed_at - proposed_at, majority_s, now - placed_at, took_s, count))
         if 0 < self._slow_s <= took_s:
             self._log(frame, took_s, now)
-        return now
+
+    def count(self) -> None:
+        """Have the histograms take what was noted."""
+        self.check.observe_all(self.checks)
+        self.apply.observe_all(self._applies)
+        if self._answered:
+            queue, majority, frame, whole, counts = zip(*self._answered, strict=True)
+            self.queue.observe_all(queue)
+            self.majority.observe_all(majority)
+            self.frame.observe_all(frame)
+            for seconds, count in zip(whole, counts, strict=True):
+                self._whole.observe(seconds, count)
+        self.checks.clear()
+        self._applies.clear()
+        self._answered.clear()
 
     def _log(self, frame: TimedFrame[OwnerT], took_s: float, now: float) -> None:
         share, position = self._slowest(frame)
@@ -155,6 +164,7 @@ class CommandTimes:
 
     def look(self, longest_s: Mapping[str, float]) -> None:
         """Look, every LOOK_S: `longest_s` has the parts that this does not time, and what has not ended yet."""
+        self.count()
         now = time.monotonic()
         self._looks.append((now, list(self._whole.counts)))
         parts = {"check": self.check, "queue": self.queue, "majority": self.majority, "apply": self.apply}

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from typing import Any, NamedTuple, Protocol, assert_never
 
-from quire.replication import Durations, Placed, Reason, Write
+from quire.replication import Placed, Reason, Write
 from quire.sm import SESSION_CODES, Applied, CheckFailed, StateMachine, check_batch, is_quick
 from quire.sm.machine import RefusalRow
 
@@ -134,7 +134,7 @@ class Pending:
 
     def placed(self, placed: Placed[Waiter]) -> None:
         """A frame was appended. This may happen after applying has ended: its writes had already been proposed."""
-        self._frames.append(self._counts.times.placed(placed))
+        self._frames.append(TimedFrame(placed, time.monotonic()))
         if self._ended is not None:
             self.lost(0, self._ended)
         self._counts.placed(placed)
@@ -165,15 +165,16 @@ class Pending:
 
     def committed(self, commit_index: int) -> None:
         """Answer the writes below `commit_index` that do not wait for results."""
-        now, flushes = time.monotonic(), self._flushes
-        for frame in self._frames:
+        frames, flushes = self._frames, self._flushes
+        now = time.monotonic() if frames else 0.0
+        for frame in frames:
             placed = frame.placed
             if placed.next_index > commit_index:
                 break
             if placed.next_index > self._committed:
                 while flushes and flushes[0][0] < placed.next_index:
                     flushes.popleft()
-                self._counts.times.committed(frame, flushes[0][1] if flushes else now, now)
+                frame.flushed_at, frame.committed_at = flushes[0][1] if flushes else now, now
                 for write, offset in placed.shares:
                     waiter = write.owner
                     if not waiter.applied:
@@ -189,7 +190,7 @@ class Pending:
             return
         frame = frames.popleft()
         placed = frame.placed
-        self._counts.frame_durations.observe(self._counts.times.answered(frame) - frame.placed_at)
+        self._counts.times.answered(frame)
         if other_code := self._other_code():
             # It was appended before this was known. A session's retry gets the reply that the next leader computes.
             _fail_waiting(placed, OutcomeUnknown(other_code))
@@ -274,7 +275,6 @@ class WriteCounts:
         self.commands = 0
         self.frames = 0
         self.payload_bytes = 0
-        self.frame_durations = Durations()
 
     def proposed(self, write: Write[Waiter]) -> None:
         """A request was handed to the writer."""
@@ -332,6 +332,10 @@ class Writing:
         self._proposals = proposals
         self._counts = counts
         self.payload_limit = payload_limit
+        self.checks = counts.times.checks
+        """Takes how long each check took."""
+        self.check_s = 0.0
+        """How long the last `check` took."""
 
     async def check(self, commands: list[Any]) -> list[RefusalRow]:
         """[position, code, text] of each command that the machine refuses before anything is appended.
@@ -341,44 +345,32 @@ class Writing:
         Raises:
             CheckFailedError: its check raised an exception other than Refused.
         """
-        if self.checks_quickly:
-            return self.checked(commands)
         began = turn_began = time.monotonic()
-        most = CHECKED_AT_ONCE if hasattr(self._checker, "check_batch") else 1
-        refused: list[RefusalRow] = []
         try:
+            if self.checks_quickly:
+                return self.checked(commands)
+            most = CHECKED_AT_ONCE if hasattr(self._checker, "check_batch") else 1
+            refused: list[RefusalRow] = []
             for first in range(0, len(commands), most):
                 if time.monotonic() - turn_began > CHECK_S:
                     await asyncio.sleep(0)
                     turn_began = time.monotonic()
-                refused += self._checked(commands[first : first + most], first)
+                refused += self.checked(commands[first : first + most], first)
+            return refused
         finally:
-            self._counts.times.checked(began)
-        return refused
-
-    @property
-    def check_s(self) -> float:
-        """How long the last check took."""
-        return self._counts.times.check_s
+            self.check_s = time.monotonic() - began
+            self.checks.append(self.check_s)
 
     @property
     def checks_quickly(self) -> bool:
         """Whether commands are checked in one go: the machine is quick."""
         return is_quick(self._checker)
 
-    def checked(self, commands: list[object]) -> list[RefusalRow]:
-        """As `check`, in one go.
+    def checked(self, commands: list[object], first: int = 0) -> list[RefusalRow]:
+        """As `check`, in one go, and the caller takes the time; `first` is the position of the first one.
 
         Raises StateUnavailable, too: this node's code is not a majority's, so its check does not count.
         """
-        began = time.monotonic()
-        try:
-            return self._checked(commands)
-        finally:
-            self._counts.times.checked(began)
-
-    def _checked(self, commands: list[object], first: int = 0) -> list[RefusalRow]:
-        """As `checked`; `first` is the position of the first one."""
         if other_code := self._leadership.other_code:
             raise refused_for(other_code)
         try:
@@ -412,7 +404,7 @@ class Writing:
             raise refusal
         if write.size > self.payload_limit:
             raise LimitExceeded("the frame's payload", write.size, self.payload_limit)
-        write.proposed_at = time.monotonic()
+        write.proposed_at = write.proposed_at or time.monotonic()
         self._proposals.propose(write)
         self._counts.proposed(write)
 

@@ -252,7 +252,7 @@ class MarkFile:
 
     def _take(self, mark: Mark) -> None:
         generation = 1 if self._latest is None else self._latest.generation + 1
-        self._latest, self._waiting = mark._replace(generation=generation), True
+        self._latest, self._waiting = Mark(generation, *mark[1:]), True
 
     def _write_latest(self, *, waits: bool = True) -> None:
         if self._latest is not None:

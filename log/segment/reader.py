@@ -11,7 +11,6 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator
-from contextlib import suppress
 
 from crc32c import crc32c
 
@@ -269,9 +268,12 @@ class Lookup:
             return segment.end
         if writer.unwritten_index is not None and index >= writer.unwritten_index:
             self._state.refuse_if_unwritable()
-            if not writer.is_stuck:
-                with suppress(NoRoom), self._state.writing_out:
-                    writer.write_out()
+            try:  # `suppress` would cost three calls a frame.
+                if not writer.is_stuck:
+                    with self._state.writing_out:
+                        writer.write_out()
+            except NoRoom:  # It is stuck.
+                pass
             if writer.is_stuck:
                 raise ResourcesExhausted(store_name(segment.base_index), "the disk has no room for its last frames")
         return writer.written

@@ -17,6 +17,7 @@ An idle stream is closed with a handshake (`admission/streams.py`); its client o
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from contextvars import copy_context
@@ -27,7 +28,7 @@ from typing import Any, NamedTuple
 import orjson
 from aiohttp import WSMsgType, web
 
-from quire.log import pack
+from quire.log import Kind, pack
 from quire.log.packing import array_head
 from quire.replication import Write
 from quire.replication.net.direct import DirectReader, framed
@@ -205,7 +206,11 @@ class CommandStream:
             return False
         try:
             message = self._decoded(data)
-            self._propose(message, self._writing.checked(message.commands))
+            began = time.monotonic()
+            refused = self._writing.checked(message.commands)
+            now = time.monotonic()
+            self._writing.checks.append(now - began)
+            self._propose(message, refused, now - began, now)
         except ClusterError:
             return False
         return True
@@ -213,7 +218,8 @@ class CommandStream:
     async def _take(self, data: bytes) -> None:
         """Check a message and propose it. Raises ClusterError: nothing of it will be appended."""
         message = self._decoded(data)
-        self._propose(message, await self._writing.check(message.commands))
+        refused = await self._writing.check(message.commands)
+        self._propose(message, refused, self._writing.check_s, time.monotonic())
 
     def _decoded(self, data: bytes) -> "Message":
         message = decode_message(data)
@@ -224,13 +230,13 @@ class CommandStream:
             raise LimitExceeded("the number of commands in a message", len(message.commands), self._window)
         return message
 
-    def _propose(self, message: "Message", refused: list[RefusalRow]) -> None:
+    def _propose(self, message: "Message", refused: list[RefusalRow], check_s: float, now: float) -> None:
         sequence, commands, payload = message
         if refused:
             raise CommandsRefused(refused)
         waiter = StreamWaiter(self, sequence, len(commands), len(payload))
-        write = Write(payload, len(commands), session=self._session, sequence=sequence, owner=waiter)
-        write.check_s, write.context, write.are_commands = self._writing.check_s, self._context, True
+        when = check_s, now, self._context
+        write = Write(payload, len(commands), Kind.RECORDS, None, self._session, sequence, True, *when, owner=waiter)
         self._writing.propose(write)
         self._next_sequence = sequence + len(commands)
         self._in_flight_messages += 1

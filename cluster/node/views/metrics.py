@@ -146,14 +146,14 @@ class _NodeCollector(Collector):
     def _write_path(self) -> Iterator[Metric]:
         """The durations of the write path's steps on this node, and its queues."""
         times = self._node.write_counts.times
+        times.count()
         yield _histogram("quire_write_check_seconds", "The machine's check of a request's commands", times.check)
         text = "From a frame's first write handed to this leader's writer until it was appended"
         yield _histogram("quire_write_queue_seconds", text, times.queue)
         text = "From a frame being durable on this leader until it was committed"
         yield _histogram("quire_write_majority_seconds", text, times.majority)
         yield _histogram("quire_apply_seconds", "A frame in the machine", times.apply)
-        durations = self._node.write_counts.frame_durations
-        yield _histogram("quire_write_frame_seconds", "From a frame's append until it was applied here", durations)
+        yield _histogram("quire_write_frame_seconds", "From a frame's append until it was applied here", times.frame)
         if (components := self._node.formed) is None:
             return
         durations = components.replica.driver.flush_durations
