@@ -187,6 +187,7 @@ class CommandTimes:
 
     def document(self) -> dict[str, float]:
         """Of the last seconds, for `/status`: commands a second, and how long they took. 0 if there were none."""
+        self.count()
         began, before = self._looks[0]
         counts = [now - then for then, now in zip(before, self._whole.counts, strict=True)]
         total = sum(counts)
