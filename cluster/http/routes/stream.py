@@ -234,11 +234,11 @@ class CommandStream:
         sequence, commands, payload = message
         if refused:
             raise CommandsRefused(refused)
-        waiter = StreamWaiter(self, sequence, len(commands), len(payload))
-        when = check_s, now, self._context
-        write = Write(payload, len(commands), Kind.RECORDS, None, self._session, sequence, True, *when, owner=waiter)
+        count, session, context = len(commands), self._session, self._context
+        waiter = StreamWaiter(self, sequence, count, len(payload))
+        write = Write(payload, count, Kind.RECORDS, None, session, sequence, True, check_s, now, context, owner=waiter)
         self._writing.propose(write)
-        self._next_sequence = sequence + len(commands)
+        self._next_sequence = sequence + count
         self._in_flight_messages += 1
         self._slot.sent()
         self._in_flight_commands += waiter.commands
