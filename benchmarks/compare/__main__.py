@@ -102,8 +102,12 @@ def main() -> None:
     if not any(text in failovers.NAME for text in arguments.rows):
         pace = pace._replace(failovers=0)
     rows = [row for row in pace.rows if any(text in row.name for text in arguments.rows)]
+    if not rows and not pace.failovers:
+        parser.error(f"--rows: no row's name has {' or '.join(arguments.rows)}")
     told = Console(stderr=True)
     names = arguments.systems.split(",")
+    if unknown := set(names).difference(NAMES):
+        parser.error(f"--systems: there is no {' or '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     missing = [kind.name for kind, program in PROGRAMS if kind.name in names and not (CACHE / program).exists()]
     if missing:
         told.print(f"Not there, so left out: {', '.join(missing)}. Run make bench, which gets them.")
