@@ -2,6 +2,10 @@
 
 A stream's offset is {"cluster": id in hex, "index": next index}. Spark keeps it as JSON text in the checkpoint and
 compares the text, so it has one canonical form: keys sorted, no spaces.
+
+The checkpoint does not hold where a query began: Spark asks for the initial offset again when it repeats the first
+batch, perhaps days later, when the log or the cursor is elsewhere. So the initial offset has no index, the starting
+place is looked up once, when the end of the first batch is planned, and that end carries it as "began".
 """
 
 from __future__ import annotations
@@ -36,11 +40,15 @@ class Offset(NamedTuple):
     """The next index to read in the log of a cluster; Spark's offset."""
 
     cluster: str
-    index: int  # type: ignore[assignment]
+    index: int | None  # type: ignore[assignment]
+    """None in the initial offset: the place that the options name."""
+    began: int | None = None
+    """The first index of the query, in the end of its first batch."""
 
     def to_document(self) -> dict[str, object]:
         """The offset as Spark's Python runner takes it, with keys in canonical order."""
-        return {"cluster": self.cluster, "index": self.index}
+        document: dict[str, object] = {"cluster": self.cluster, "index": self.index}
+        return document if self.began is None else {"began": self.began, **document}
 
     def to_text(self) -> str:
         """The offset as canonical JSON text."""
@@ -54,11 +62,17 @@ class Offset(NamedTuple):
             OffsetInvalid: the document is not an offset of this source.
         """
         match document:
+            case {"cluster": str(cluster), "index": None, **rest}:
+                offset = cls(cluster, None)
+            case {"cluster": str(cluster), "index": int(index), "began": int(began), **rest} if began <= index:
+                offset = cls(cluster, index, began)
             case {"cluster": str(cluster), "index": int(index), **rest}:
-                if not rest and _CLUSTER.fullmatch(cluster) and _is_index(index):
-                    return cls(cluster, index)
+                offset = cls(cluster, index)
             case _:
-                pass
+                raise OffsetInvalid(document)
+        indices = [each for each in (offset.index, offset.began) if each is not None]
+        if not rest and _CLUSTER.fullmatch(offset.cluster) and all(map(_is_index, indices)):
+            return offset
         raise OffsetInvalid(document)
 
 

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from ..errors import CheckpointAhead, ForeignLog, OptionRefused
 from ..origin.origin import Bounds, Origin, split
-from .offsets import Offset
+from .offsets import Offset, OffsetInvalid
 from .options import SourceOptions
 from .reading import LogPartition, ending_index, held_index, open_origin, read_partition, starting_index
 
@@ -72,10 +72,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: int | None = None
 
     def initialOffset(self) -> dict[str, object]:  # noqa: N802 - Spark's name
-        """Where a query without a checkpoint starts."""
-        origin = self._opened()
-        index = starting_index(self._options, origin, origin.bounds())
-        return Offset(origin.cluster_id(), index).to_document()
+        """Where a query without a checkpoint starts: the place that the options name, which is not looked up yet.
+
+        Spark calls this twice in the first batch, and again when it repeats that batch.
+        """
+        return Offset(self._opened().cluster_id(), None).to_document()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """The limit of a batch. Spark carries only one; `_limited` applies the other."""
@@ -87,18 +88,23 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
-        """The end of the batch that starts at `start`.
+        """The end of the batch that starts at `start`; the end of a query's first batch holds where it began.
 
         Raises:
             ForeignLog, OffsetInvalid: the checkpoint is of another log.
             RecordsLost: the next records have expired.
             CheckpointAhead: the log ends before `start`.
+            OptionRefused: the query would begin at a place that is not there; see `starting_index`.
         """
         origin, offset = self._checked(start)
-        bounds = self._bounds_past(origin, offset.index)
-        start_index = held_index(self._options, origin, bounds, offset.index, bounds.highest_index)
-        end = max(offset.index, self._end(origin, bounds))
-        return Offset(offset.cluster, self._limited(origin, start_index, end, limit)).to_document()
+        from_index, began = offset.index, None
+        if from_index is None:
+            from_index = began = starting_index(self._options, origin, origin.bounds())
+        bounds = self._bounds_past(origin, from_index)
+        start_index = held_index(self._options, origin, bounds, from_index, bounds.highest_index)
+        end = self._limited(origin, start_index, max(from_index, self._end(origin, bounds)), limit)
+        # Spark compares the text: there is no batch if it is the same, `began` included.
+        return start if end == offset.index else Offset(offset.cluster, end, began).to_document()
 
     def _end(self, origin: Origin, bounds: Bounds) -> int:
         """How far the stream may read now."""
@@ -125,10 +131,24 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._opened().bounds().highest_index
 
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:
-        """The tasks of one batch."""
-        origin, offset = self._checked(start)
-        to_index = Offset.from_document(end).index
-        from_index = held_index(self._options, origin, self._bounds_past(origin, to_index), offset.index, to_index)
+        """The tasks of one batch, which may have been planned and logged long ago.
+
+        Raises:
+            ForeignLog, OffsetInvalid: the checkpoint is of another log.
+            RecordsLost: records of the batch have expired.
+            CheckpointAhead: the log ends before `end`.
+        """
+        # Of the first batch only the end is in the checkpoint, so it is the end that must be of this log.
+        _, offset = self._checked(start)
+        origin, until = self._checked(end)
+        to_index = until.index
+        if to_index is None:
+            raise OffsetInvalid(end)
+        from_index = until.began if offset.index is None else offset.index
+        bounds = self._bounds_past(origin, to_index)
+        if from_index is None:
+            from_index = starting_index(self._options, origin, bounds)  # An earlier version planned this first batch.
+        from_index = held_index(self._options, origin, bounds, from_index, to_index)
         stretches = split(origin.stretches(from_index, to_index), self._options.minPartitions)
         servers = origin.servers
         return [LogPartition(stretch, offset.cluster, servers, number) for number, stretch in enumerate(stretches)]

@@ -110,8 +110,10 @@ def test_an_empty_log_of_a_cluster_has_no_parts(at: int) -> None:
         assert LogReader(SourceOptions.parse(given, streaming=False), schema).partitions() == []
         stream = LogStreamReader(SourceOptions.parse(given, streaming=True), schema)
         start = stream.initialOffset()
-        assert stream.latestOffset(start, stream.getDefaultReadLimit()) == start
-        assert stream.partitions(start, start) == []
+        end = stream.latestOffset(start, stream.getDefaultReadLimit())
+        assert end == Offset(CLUSTER.hex(), at, began=at).to_document()
+        assert stream.latestOffset(end, stream.getDefaultReadLimit()) == end
+        assert stream.partitions(start, end) == []
         stream.stop()
 
 
@@ -120,12 +122,12 @@ def cursor_at(index: int) -> Told:
     return 200, json.dumps({"name": "mail", "index": index}).encode()
 
 
-def started_at(server: str, **more: str) -> int:
+def started_at(server: str, **more: str) -> int | None:
     """The index at which a stream begins whose option names the cursor `mail/2-4`."""
     given = {"bootstrap": server, "startingOffsets": "cursor:mail/2-4", "fetchTimeoutMs": "1000"} | more
     stream = LogStreamReader(SourceOptions.parse(given, streaming=True), StructType().add("index", LongType()))
     try:
-        return Offset.from_document(stream.initialOffset()).index
+        return Offset.from_document(stream.latestOffset(stream.initialOffset(), stream.getDefaultReadLimit())).began
     finally:
         stream.stop()
 
@@ -151,7 +153,7 @@ def test_a_stream_begins_where_the_cursor_is_and_asks_for_it_once(tmp_path: Path
         assert resumed.latestOffset(end, resumed.getDefaultReadLimit()) == end
         resumed.stop()
 
-    assert start == Offset(CLUSTER.hex(), 40).to_document()
+    assert Offset.from_document(end) == Offset(CLUSTER.hex(), HIGHEST, began=40)
     assert read == list(range(40, HIGHEST))
     assert len(asked) == 1
 

@@ -34,6 +34,11 @@ def at(index: int, cluster_id: bytes = CLUSTER) -> dict[str, Any]:
     return Offset(cluster_id.hex(), index).to_document()
 
 
+def first_batch(reader: LogStreamReader) -> Offset:
+    """The end of a query's first batch, in which it stands where the query began."""
+    return Offset.from_document(reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit()))
+
+
 def batches(reader: LogStreamReader, start: dict[str, Any], limit: Any = None) -> list[int]:
     """Where each batch ends, until there is none."""
     ends: list[int] = []
@@ -47,9 +52,12 @@ def batches(reader: LogStreamReader, start: dict[str, Any], limit: Any = None) -
             for batch in reader.read(part)
             for index in batch[0].to_pylist()
         ]
-        at = Offset.from_document(end).index
-        assert covered == list(range(Offset.from_document(start).index, at))
-        ends.append(at)
+        began, until = Offset.from_document(start).index, Offset.from_document(end)
+        began = until.began if began is None else began
+        assert began is not None
+        assert until.index is not None
+        assert covered == list(range(began, until.index))
+        ends.append(until.index)
         start = end
 
 
@@ -67,11 +75,19 @@ def numbers(tmp_path: Path) -> Path:
 def test_offsets_are_one_text_with_sorted_keys_and_no_spaces() -> None:
     assert Offset("0" * 32, 7).to_text() == '{"cluster":"' + "0" * 32 + '","index":7}'
     assert Offset.from_document(json.loads(Offset("0" * 32, 7).to_text())) == Offset("0" * 32, 7)
-    assert list(at(7)) == sorted(at(7))
+    for offset in (Offset("0" * 32, 7), Offset("0" * 32, 7, began=3), Offset("0" * 32, None)):
+        document = offset.to_document()
+        assert list(document) == sorted(document)
+        assert Offset.from_document(json.loads(offset.to_text())) == offset
 
 
 @pytest.mark.parametrize(
-    "document", [{}, {"index": 1}, {"cluster": "x", "index": 1}, {**at(1), "more": 1}, at(-1), at(2**63), [], None]
+    "document",
+    [
+        *({}, {"index": 1}, {"cluster": "x", "index": 1}, {"cluster": "x", "index": None}, {**at(1), "more": 1}),
+        *(at(-1), at(2**63), {**at(1), "began": 2}, {**at(1), "began": -1}, {**at(1), "began": True}, [], None),
+        {**at(1), "index": None, "began": 0},
+    ],
 )
 def test_a_checkpoint_that_holds_no_offset_of_a_log_is_refused(numbers: Path, document: Any) -> None:
     with pytest.raises(OffsetInvalid):
@@ -106,10 +122,9 @@ def _frames(path: Path) -> list[Any]:
 
 def test_both_limits_hold_at_once_and_neither_where_spark_asks_for_everything(numbers: Path) -> None:
     stream = reader(numbers, maxOffsetsPerTrigger=5, maxBytesPerTrigger=260)
-    start = stream.initialOffset()
 
-    assert stream.latestOffset(start, stream.getDefaultReadLimit()) == at(4)
-    assert stream.latestOffset(start, ReadAllAvailable()) == at(100)
+    assert stream.latestOffset(at(0), stream.getDefaultReadLimit()) == at(4)
+    assert stream.latestOffset(at(0), ReadAllAvailable()) == at(100)
 
 
 def test_a_stream_begins_at_the_end_unless_it_is_told_otherwise(numbers: Path) -> None:
@@ -123,9 +138,9 @@ def test_a_stream_begins_at_the_end_unless_it_is_told_otherwise(numbers: Path) -
     for given, index in ends.items():
         options = {"path": str(numbers), **dict([given] if given else [])}
         stream = LogStreamReader(SourceOptions.parse(options, streaming=True), SCHEMA)
-        assert stream.initialOffset() == at(index), given
+        assert first_batch(stream) == Offset(CLUSTER.hex(), 100, began=index), given
     with pytest.raises(OptionRefused, match="past the end of the log, 100"):
-        reader(numbers, startingOffsets="101").initialOffset()
+        first_batch(reader(numbers, startingOffsets="101"))
 
 
 def test_a_stream_ends_where_it_is_told_to_even_if_the_log_is_to_come_there_yet(numbers: Path) -> None:
@@ -139,7 +154,7 @@ def test_a_stream_ends_where_it_is_told_to_even_if_the_log_is_to_come_there_yet(
 def test_a_stream_of_an_empty_log_stands_at_its_first_index_until_something_comes(tmp_path: Path) -> None:
     with writing(tmp_path / "empty", first=7) as log:
         stream = reader(tmp_path / "empty")
-        assert stream.initialOffset() == at(7)
+        assert first_batch(stream) == Offset(CLUSTER.hex(), 7, began=7)
         assert batches(stream, at(7)) == []
         assert stream.partitions(at(7), at(7)) == []
         append_and_flush(log, [1, 2])
@@ -167,7 +182,7 @@ def test_what_expired_while_the_query_was_away_is_named_or_passed_over(numbers: 
     calls: list[Callable[[], object]] = [
         lambda: reader(numbers).latestOffset(at(2), ReadAllAvailable()),
         lambda: reader(numbers).partitions(at(2), at(lowest + 4)),
-        lambda: reader(numbers, startingOffsets=2).initialOffset(),
+        lambda: first_batch(reader(numbers, startingOffsets=2)),
     ]
     for call in calls:
         with pytest.raises(RecordsLost) as lost:
