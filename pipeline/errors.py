@@ -2,8 +2,9 @@
 names file and position.
 
 The user's fault: `OptionRefused`, `AccessRefused`, `NoLog`, `ForeignLog`, `WorkersLackQuire`, `MarkingRefused`. Records
-that are gone: `RecordsLost`, `CheckpointAhead`. The cluster's fault: `ClusterUnavailable`. The archive's: `ArchiveGap`,
-`ArchiveDamaged`, `ArchiveDiverges`. A replay cannot start: `GroundMissing`, `GenesisMissing`, `MachineDiffers`.
+that are gone: `RecordsLost`, `CheckpointAhead`, `LogRewritten`. The cluster's fault: `ClusterUnavailable`. The
+archive's: `ArchiveGap`, `ArchiveDamaged`, `ArchiveDiverges`. A replay cannot start: `GroundMissing`, `GenesisMissing`,
+`MachineDiffers`.
 """
 
 from __future__ import annotations
@@ -90,6 +91,19 @@ class CheckpointAhead(PipelineError):
             "up to that index would be skipped, so a log that has become shorter needs a new checkpoint"
         )
         self.origin, self.index, self.highest_index = origin, index, highest_index
+
+
+class LogRewritten(PipelineError):
+    """The log has other records before a stream's checkpoint than those that the stream has read."""
+
+    def __init__(self, origin: str, index: int, found: int, expected: int) -> None:
+        super().__init__(
+            f"the stream is at index {index}, and the record before it that was read is in a frame with crc32c "
+            f"{expected:08x}, but in the log of {origin} in one with {found:08x}: the log went back, like one restored "
+            "from a copy of its disks, and has grown again; continuing would skip its new records before that index: "
+            "read it with a new checkpoint, and compare what was written from the records that it lost"
+        )
+        self.origin, self.index, self.found, self.expected = origin, index, found, expected
 
 
 class BatchTooLarge(PipelineError):

@@ -94,6 +94,13 @@ class ArchiveLog:
                     return reached
         return reached
 
+    def crc32c_before(self, index: int) -> int:
+        place = self.manifest.place_of(index - 1)
+        held = self.manifest.files[place]
+        if held.to_index == index:
+            return held.crc32c
+        return next(self._headers(place, index - 1)).crc32c  # Of one row group, 8 MiB: all reads of it are whole.
+
     def _headers(self, place: int, from_index: int) -> Iterator[FrameHeader]:
         """The headers of a file's frames from the one that holds `from_index` on."""
         held = self.manifest.files[place]
@@ -275,6 +282,9 @@ class JoinedLog:
         if from_index < self._boundary:
             return self.archive.index_within_bytes(from_index, min(to_index, self._boundary), max_bytes)
         return self.live.index_within_bytes(from_index, to_index, max_bytes)
+
+    def crc32c_before(self, index: int) -> int:
+        return (self.archive if index <= self._boundary else self.live).crc32c_before(index)
 
     def stretches(self, from_index: int, to_index: int) -> list[Stretch]:
         archived = self.archive.stretches(from_index, min(to_index, self._boundary))

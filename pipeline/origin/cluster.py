@@ -123,6 +123,9 @@ class ClusterLog:
         gathering, _ = self._page(stretch, index, None, Skimmer(), max_bytes=1)
         return gathering.frames[0][0]
 
+    def crc32c_before(self, index: int) -> int:
+        return self._header(index - 1).crc32c
+
     def index_within_bytes(self, from_index: int, to_index: int, max_bytes: int) -> int:
         return min(to_index, from_index + max(1, int(max_bytes / self._bytes_per_record())))
 

@@ -116,6 +116,13 @@ class DataDirLog:
                 return segment.index_within(stretch.from_index, stretch.to_index, position + left, one_frame=first)
         return reached
 
+    def crc32c_before(self, index: int) -> int:
+        [stretch] = self.stretches(index - 1, index)
+        with closing(self._open(_base_of(stretch), index - 1, index)) as segment:
+            _, position = segment.start(index - 1)
+            _, header = next(segment.headers(position, index))
+            return header.crc32c
+
     def stretches(self, from_index: int, to_index: int) -> list[Stretch]:
         if from_index >= to_index:
             return []

@@ -68,6 +68,14 @@ class Origin(Protocol):
         """
         ...
 
+    def crc32c_before(self, index: int) -> int:
+        """The crc32c of the frame that holds the record before an index.
+
+        Raises:
+            RecordsLost: that record has expired.
+        """
+        ...
+
     def stretches(self, from_index: int, to_index: int) -> Sequence[Stretch]:
         """The records as stretches that suit the origin, such as segments. No record is read."""
         ...

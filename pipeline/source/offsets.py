@@ -6,19 +6,24 @@ compares the text, so it has one canonical form: keys sorted, no spaces.
 The checkpoint does not hold where a query began: Spark asks for the initial offset again when it repeats the first
 batch, perhaps days later, when the log or the cursor is elsewhere. So the initial offset has no index, the starting
 place is looked up once, when the end of the first batch is planned, and that end carries it as "began".
+
+A log may go back, as one does whose disks are restored from a copy, and grow again past the offset. So an offset also
+carries the "crc32c" of the frame that holds the last record read: crcs chain the frames, so another history has
+another one.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeGuard
 
 from quire.sm import CURSOR_NAME_BYTES
 
 from ..errors import OptionRefused, PipelineError
 
 MAX_INDEX = 2**63 - 1
+MAX_U32 = 2**32 - 1
 
 
 class CursorPlace(NamedTuple):
@@ -44,11 +49,14 @@ class Offset(NamedTuple):
     """None in the initial offset: the place that the options name."""
     began: int | None = None
     """The first index of the query, in the end of its first batch."""
+    crc32c: int | None = None
+    """Of the frame that holds the record before `index`; None if the stream has not read that record."""
 
     def to_document(self) -> dict[str, object]:
         """The offset as Spark's Python runner takes it, with keys in canonical order."""
-        document: dict[str, object] = {"cluster": self.cluster, "index": self.index}
-        return document if self.began is None else {"began": self.began, **document}
+        optional = {"began": self.began, "crc32c": self.crc32c}
+        held = {name: value for name, value in optional.items() if value is not None}
+        return dict(sorted({"cluster": self.cluster, "index": self.index, **held}.items()))
 
     def to_text(self) -> str:
         """The offset as canonical JSON text."""
@@ -64,16 +72,16 @@ class Offset(NamedTuple):
         match document:
             case {"cluster": str(cluster), "index": None, **rest}:
                 offset = cls(cluster, None)
-            case {"cluster": str(cluster), "index": int(index), "began": int(began), **rest} if began <= index:
-                offset = cls(cluster, index, began)
-            case {"cluster": str(cluster), "index": int(index), **rest}:
-                offset = cls(cluster, index)
+            case {"cluster": str(cluster), "index": int(index), **rest} if _is_index(index):
+                began, crc = rest.pop("began", None), rest.pop("crc32c", None)
+                if not (began is None or _is_index(began, index)) or not (crc is None or _is_index(crc, MAX_U32)):
+                    raise OffsetInvalid(document)
+                offset = cls(cluster, index, began, crc)
             case _:
                 raise OffsetInvalid(document)
-        indices = [each for each in (offset.index, offset.began) if each is not None]
-        if not rest and _CLUSTER.fullmatch(offset.cluster) and all(map(_is_index, indices)):
-            return offset
-        raise OffsetInvalid(document)
+        if rest or not _CLUSTER.fullmatch(offset.cluster):
+            raise OffsetInvalid(document)
+        return offset
 
 
 class OffsetInvalid(PipelineError):
@@ -121,5 +129,5 @@ def parse_starting_place(option: str, text: str) -> StartingPlace:
     return CursorPlace(match[1])
 
 
-def _is_index(value: int) -> bool:
-    return not isinstance(value, bool) and 0 <= value <= MAX_INDEX
+def _is_index(value: object, most: int = MAX_INDEX) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most

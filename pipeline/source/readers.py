@@ -20,7 +20,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from ..errors import CheckpointAhead, ForeignLog, OptionRefused
+from ..errors import CheckpointAhead, ForeignLog, OptionRefused, RecordsLost
 from ..origin.origin import Bounds, Origin, split
 from .offsets import Offset, OffsetInvalid
 from .options import SourceOptions
@@ -103,8 +103,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         bounds = self._bounds_past(origin, from_index)
         start_index = held_index(self._options, origin, bounds, from_index, bounds.highest_index)
         end = self._limited(origin, start_index, max(from_index, self._end(origin, bounds)), limit)
-        # Spark compares the text: there is no batch if it is the same, `began` included.
-        return start if end == offset.index else Offset(offset.cluster, end, began).to_document()
+        if end == offset.index:
+            return start  # Spark compares the text: there is no batch if it is the same, `began` included.
+        crc = _crc32c_before(origin, end) if end > start_index else None
+        return Offset(offset.cluster, end, began, crc).to_document()
 
     def _end(self, origin: Origin, bounds: Bounds) -> int:
         """How far the stream may read now."""
@@ -151,7 +153,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from_index = held_index(self._options, origin, bounds, from_index, to_index)
         stretches = split(origin.stretches(from_index, to_index), self._options.minPartitions)
         servers = origin.servers
-        return [LogPartition(stretch, offset.cluster, servers, number) for number, stretch in enumerate(stretches)]
+        tasks = [LogPartition(stretch, offset.cluster, servers, number) for number, stretch in enumerate(stretches)]
+        if tasks and from_index == offset.index:  # Otherwise the next records after the last one read have expired.
+            tasks[0].follows = offset.crc32c
+        return tasks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
@@ -187,3 +192,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if found != offset.cluster:
             raise ForeignLog(origin.name, found, offset.cluster)
         return origin, offset
+
+
+def _crc32c_before(origin: Origin, index: int) -> int | None:
+    try:
+        return origin.crc32c_before(index)
+    except RecordsLost:
+        return None  # It has expired since the bounds were read; `partitions` reports that.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import islice
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -15,12 +16,13 @@ from quire.log.packing import Skimmer
 
 from ..archive.log import ArchiveLog, JoinedLog
 from ..archive.manifest import is_archive
-from ..errors import ForeignLog, OptionRefused, RecordsLost
+from ..errors import ForeignLog, LogRewritten, OptionRefused, RecordsLost
 from ..origin.cluster import ClusterLog, cursor_index
 from ..origin.columns import batches_of
 from ..origin.data_dir import DataDirLog
 from ..origin.nodes import CursorUnknown
 from ..origin.origin import Bounds, Origin, Stretch
+from ..origin.rows import Rows
 from .offsets import EARLIEST, LATEST, CursorPlace
 from .options import SourceOptions
 
@@ -40,6 +42,8 @@ class LogPartition(InputPartition):
         self.servers = servers
         self.task_number = task_number
         """The partition's number: tasks with different numbers ask different nodes first."""
+        self.follows: int | None = None
+        """The crc32c of the frame that holds the record before the stretch, if a stream has read that record."""
 
 
 def open_origin(options: SourceOptions) -> Origin:
@@ -159,18 +163,31 @@ def read_partition(options: SourceOptions, schema: StructType, partition: LogPar
 
     Raises:
         RecordsLost: some have expired since the read was planned, and failOnDataLoss is true.
+        LogRewritten: the stretch follows another record than the last one that the stream has read.
         FrameCorrupt, ForeignLog, ClusterUnavailable: from the origin.
     """
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
-    left = partition.stretch
+    left, unchecked = partition.stretch, partition.follows
     while left.from_index < left.to_index:
         try:
             with closing(origin_of(options, partition)) as origin:
                 for rows in origin.rows(left, Skimmer()):
+                    if unchecked is not None:
+                        _check_follows(origin.name, rows, left.from_index, unchecked)
+                        unchecked = None
                     yield from batches_of(rows, arrow_schema, left.segment)
             return
         except RecordsLost as error:
             if options.failOnDataLoss:
                 raise
             _journal.warning("%s", error)
-            left = left._replace(from_index=error.to_index)
+            left, unchecked = left._replace(from_index=error.to_index), None
+
+
+def _check_follows(origin: str, rows: Rows, index: int, expected: int) -> None:
+    """Check that the record before `index` is in the frame with this crc32c, by the first rows, without a request."""
+    frames = (header for header, _ in rows.frames if header.next_index > index)
+    for frame in islice(frames, 1):
+        found = frame.prev_crc32c if frame.index == index else frame.crc32c
+        if found != expected:
+            raise LogRewritten(origin, index, found, expected)

@@ -1,5 +1,6 @@
 """A stream whose source goes back: a first batch that is run again after its log expired or its cursor moved, a
-checkpoint or a cursor of an earlier day. In a real Spark, and asked as Spark asks.
+checkpoint or a cursor of an earlier day, and a log that lost what was read, or has other records in its place. In a
+real Spark, and asked as Spark asks.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, StructType
 
-from quire.pipeline.errors import ForeignLog, RecordsLost
+from quire.pipeline.errors import CheckpointAhead, ForeignLog, LogRewritten, RecordsLost
 from quire.pipeline.origin.nodes import CURSOR_UNKNOWN
 from quire.pipeline.source.offsets import Offset, OffsetInvalid
 from quire.pipeline.source.options import SourceOptions
 from quire.pipeline.source.readers import LogStreamReader
-from tests.pipeline.logs import CLUSTER, START, append_and_flush, writing
+from tests.pipeline.logs import CLUSTER, SECOND, START, Clock, append_and_flush, writing
 from tests.pipeline.servers import Told, answers_of, pages, serving
 from tests.pipeline.test_archive import archived, expire, grow
-from tests.pipeline.test_nodes import HIGHEST, cursor_at, raw_frames
+from tests.pipeline.test_nodes import HIGHEST, cursor_at, frames_below, raw_frames
 
 DEADLINE_S = 120
 RECORDS = 100
@@ -104,7 +105,8 @@ def test_a_first_batch_without_records_says_where_it_began_and_the_next_continue
 
     grow(tmp_path / "log", 0, RECORDS)
     following = planned(end, path=tmp_path / "log")
-    assert following == {"cluster": CLUSTER.hex(), "index": RECORDS}
+    assert following.keys() == {"cluster", "crc32c", "index"}
+    assert following["index"] == RECORDS
     assert run(end, path=tmp_path / "log") == []
     assert run(following, end, path=tmp_path / "log") == list(range(RECORDS))
     assert planned(following, path=tmp_path / "log") == following
@@ -155,6 +157,106 @@ def test_a_first_batch_that_is_run_again_begins_where_the_cursor_was(tmp_path: P
 
         assert run(end, **options) == list(range(40, HIGHEST))
         assert planned(end, **options) == end
+
+
+class History:
+    """A log of frames of three records, of which a copy is kept; it goes back to the copy, and grows again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self.archive = folder / "log", folder / "archive"
+        self._copy, self._clock, self._folder = folder / "copy", Clock(), folder
+        self.grow(30)
+        self.keep()
+
+    def grow(self, records: int) -> None:
+        """Append records, a second apart from all that came before."""
+        with writing(self.path, clock=self._clock) as log:
+            for number in range(0, records, 3):
+                self._clock.now += SECOND
+                append_and_flush(log, [number] * 3)
+
+    def keep(self) -> None:
+        """Copy the log as it is, and its archive."""
+        shutil.copytree(self.path, self._copy)
+        archived(self.path, self.archive)
+        shutil.copytree(self.archive, self._folder / "archive copy")
+
+    def go_back(self) -> None:
+        """Put the copies in the place of the log and the archive."""
+        for path, copy in ((self.path, self._copy), (self.archive, self._folder / "archive copy")):
+            shutil.rmtree(path)
+            shutil.copytree(copy, path)
+
+    @contextmanager
+    def options(self, origin: str) -> Generator[dict[str, Any]]:
+        """To read the log by way of an origin, as it is now."""
+        if origin == "cluster":
+            with writing(self.path) as log:
+                highest = log.bounds.highest_index
+                raw = frames_below(log, highest)
+            with serving(answers_of(records=pages(raw), highest=highest)) as server:
+                yield {"bootstrap": server}
+        elif origin == "archive":
+            archived(self.path, self.archive)
+            yield {"path": self.archive}
+        else:
+            yield {"path": self.path} | ({"archive": self.archive} if origin == "joined" else {})
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> History:
+    return History(tmp_path)
+
+
+ORIGINS = ["data_dir", "cluster", "archive", "joined"]
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+@pytest.mark.parametrize("read", [33, 34, 35, 36])
+def test_a_log_that_went_back_and_grew_past_the_checkpoint_is_an_error_whatever_the_options(
+    history: History, origin: str, read: int
+) -> None:
+    history.grow(9)
+    with history.options(origin) as options:
+        start = planned(maxOffsetsPerTrigger=read, **options)
+        assert start["index"] == read
+        assert run(planned(start, **options), start, **options) == list(range(read, 39))
+    history.go_back()
+    history.grow(15)
+    with history.options(origin) as options:
+        end = planned(start, **options)
+        for lossy in ("true", "false"):
+            with pytest.raises(LogRewritten, match=f"the stream is at index {read}, .* with a new checkpoint"):
+                run(end, start, failOnDataLoss=lossy, **options)
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+def test_a_log_that_goes_on_from_what_was_read_passes_at_any_index(history: History, origin: str) -> None:
+    history.go_back()  # A copy of the same records is the same log.
+    history.grow(9)
+    with history.options(origin) as options:
+        for read in range(1, 39):
+            start = planned(maxOffsetsPerTrigger=read, **options)
+            following = planned(start, **options)
+            assert run(following, start, minPartitions=3, **options) == list(range(read, 39))
+            assert planned(following, **options) == following
+
+
+def test_a_log_that_went_back_behind_the_checkpoint_is_told_as_shorter(history: History) -> None:
+    history.grow(9)
+    start = planned(path=history.path)
+    history.go_back()
+
+    with pytest.raises(CheckpointAhead, match=r"the stream is at index 39, but the log .* ends at 30"):
+        planned(start, path=history.path, fetchTimeoutMs=1)
+
+
+def test_what_has_expired_since_it_was_read_is_not_compared(log: Path) -> None:
+    start = planned(path=log, maxOffsetsPerTrigger=10)
+    lowest = expire(log, RECORDS // 2)
+
+    following = planned(start, path=log, failOnDataLoss="false")
+    assert run(following, start, path=log, failOnDataLoss="false") == list(range(lowest, RECORDS))
 
 
 class Query:
@@ -236,3 +338,21 @@ def test_a_query_on_a_checkpoint_of_an_earlier_day_reads_again_and_misses_nothin
     query.run(path=log)
 
     assert query.delivered == [*range(RECORDS + 40), *range(RECORDS, RECORDS + 40)]
+
+
+@pytest.mark.full
+def test_a_query_on_a_log_that_went_back_fails_while_it_is_shorter_and_when_it_has_grown_again(
+    spark: SparkSession, history: History, tmp_path: Path
+) -> None:
+    query = Query(spark, tmp_path)
+    history.grow(9)
+    query.run(path=history.path)
+    history.go_back()
+
+    with pytest.raises(PySparkException, match=r"CheckpointAhead.* the stream is at index 39, but .* ends at 30"):
+        query.run(path=history.path, fetchTimeoutMs=1)
+    history.grow(15)
+    for lossy in ("true", "false"):
+        with pytest.raises(PySparkException, match=r"LogRewritten.* the stream is at index 39"):
+            query.run(path=history.path, failOnDataLoss=lossy)
+    assert query.delivered == list(range(39))
