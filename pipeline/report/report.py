@@ -24,7 +24,6 @@ from ..source.options import SourceOptions, parse_path
 from ..source.reading import open_origin
 from .figures import NodeLag, Report
 from .page import page_of
-from .plot import DARK, LIGHT, plot
 from .tally import OTHER, Tally, TallyPiece, tally
 
 if TYPE_CHECKING:
@@ -57,6 +56,8 @@ def report(
     """
     refuse_ranges(options)
     options, folder = absolute(options), parse_path(folder, "folder")
+    from .plot import DARK, LIGHT, plot  # noqa: PLC0415  # Matplotlib, which no other job needs.
+
     began = time.monotonic()
     with closing(open_origin(options)) as origin:
         cluster_id, bounds = origin.cluster_id(), origin.bounds()
@@ -78,7 +79,7 @@ def report(
     made = _made(cluster_id, bounds, counted, start, width)
     made.lag = [_lag(server, options.access) for server in servers]
     made.seconds = time.monotonic() - began
-    _write(made, folder)
+    _write(made, folder, plot(made, LIGHT), plot(made, DARK))
     return made
 
 
@@ -145,9 +146,8 @@ def _lag(server: str, access: Access) -> NodeLag:
             return NodeLag(server, str(status.get("role", "unknown")), None, None, None)
 
 
-def _write(made: Report, folder: str) -> None:
+def _write(made: Report, folder: str, light: bytes, dark: bytes) -> None:
     os.makedirs(folder, exist_ok=True)
-    light, dark = plot(made, LIGHT), plot(made, DARK)
     contents = {
         "report.html": page_of(made, light, dark).encode(),
         "report-light.png": light,

@@ -5,12 +5,14 @@ Spark keeps a stream's offsets in the query's checkpoint; a restarted query cont
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -20,17 +22,23 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from ..errors import CheckpointAhead, ForeignLog, OptionRefused, RecordsLost
+from quire.log.packing import Skimmer
+
+from ..errors import CheckpointAhead, ForeignLog, LogRewritten, OptionRefused, RecordsLost
+from ..origin.columns import batches_of
 from ..origin.origin import Bounds, Origin, split
+from ..origin.rows import Rows
 from .offsets import Offset, OffsetInvalid
 from .options import SourceOptions
-from .reading import LogPartition, ending_index, held_index, open_origin, read_partition, starting_index
+from .reading import LogPartition, ending_index, held_index, open_origin, origin_of, starting_index
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 LOG_POLL_S = 0.05
 """The interval between two checks of a log that ends before the stream's offset."""
+
+_journal = logging.getLogger(__name__)
 
 
 class LogReader(DataSourceReader):
@@ -54,12 +62,13 @@ class LogReader(DataSourceReader):
             raise OptionRefused("endingOffsets", f"index {end} is past the end of the log, {bounds.highest_index}")
         stretches = split(origin.stretches(start, end), options.minPartitions)
         servers = origin.servers
-        return [LogPartition(stretch, cluster_id, servers, number) for number, stretch in enumerate(stretches)]
+        planned = [LogPartition(stretch, cluster_id, servers, number) for number, stretch in enumerate(stretches)]
+        return [InputPartition(each) for each in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition. Spark replaces an empty list of partitions with one None, which has no rows."""
-        if isinstance(partition, LogPartition):
-            yield from read_partition(self._options, self._schema, partition)
+        if isinstance(partition, InputPartition):
+            yield from read_partition(self._options, self._schema, partition.value)
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -153,15 +162,15 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from_index = held_index(self._options, origin, bounds, from_index, to_index)
         stretches = split(origin.stretches(from_index, to_index), self._options.minPartitions)
         servers = origin.servers
-        tasks = [LogPartition(stretch, offset.cluster, servers, number) for number, stretch in enumerate(stretches)]
-        if tasks and from_index == offset.index:  # Otherwise the next records after the last one read have expired.
-            tasks[0].follows = offset.crc32c
-        return tasks
+        planned = [LogPartition(stretch, offset.cluster, servers, number) for number, stretch in enumerate(stretches)]
+        if planned and from_index == offset.index:  # Otherwise the next records after the last one read have expired.
+            planned[0] = planned[0]._replace(follows=offset.crc32c)
+        return [InputPartition(each) for each in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
-        if isinstance(partition, LogPartition):
-            yield from read_partition(self._options, self._schema, partition)
+        if isinstance(partition, InputPartition):
+            yield from read_partition(self._options, self._schema, partition.value)
 
     def stop(self) -> None:
         """Close the log: the query has ended."""
@@ -199,3 +208,37 @@ def _crc32c_before(origin: Origin, index: int) -> int | None:
         return origin.crc32c_before(index)
     except RecordsLost:
         return None  # It has expired since the bounds were read; `partitions` reports that.
+
+
+def read_partition(options: SourceOptions, schema: StructType, partition: LogPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of a task's partition as Arrow batches.
+
+    Raises:
+        RecordsLost: some have expired since the read was planned, and failOnDataLoss is true.
+        LogRewritten: the stretch follows another record than the last one that the stream has read.
+        FrameCorrupt, ForeignLog, ClusterUnavailable: from the origin.
+    """
+    arrow_schema = to_arrow_schema(schema, timezone="UTC")
+    left, unchecked = partition.stretch, partition.follows
+    while left.from_index < left.to_index:
+        try:
+            with closing(origin_of(options, partition)) as origin:
+                for rows in origin.rows(left, Skimmer()):
+                    if unchecked is not None:
+                        _check_follows(origin.name, rows, left.from_index, unchecked)
+                        unchecked = None
+                    yield from batches_of(rows, arrow_schema, left.segment)
+            return
+        except RecordsLost as error:
+            if options.failOnDataLoss:
+                raise
+            _journal.warning("%s", error)
+            left, unchecked = left._replace(from_index=error.to_index), None
+
+
+def _check_follows(origin: str, rows: Rows, index: int, expected: int) -> None:
+    """Check that the record before `index` is in the frame with this crc32c, by the first rows, without a request."""
+    frame = next(header for header, _ in rows.frames if header.next_index > index)
+    found = frame.prev_crc32c if frame.index == index else frame.crc32c
+    if found != expected:
+        raise LogRewritten(origin, index, found, expected)

@@ -1,28 +1,20 @@
-"""Shared by batch and streaming reads: opening the log, where a read starts and ends, and a task's partition."""
+"""Shared by reads and jobs: opening the log, where a read starts and ends, and a task's partition.
+
+Jobs run without Spark, so this module imports nothing of it.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import closing
-from itertools import islice
-
-import pyarrow as pa
-from pyspark.sql.datasource import InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
-
-from quire.log.packing import Skimmer
+from typing import NamedTuple
 
 from ..archive.log import ArchiveLog, JoinedLog
 from ..archive.manifest import is_archive
-from ..errors import ForeignLog, LogRewritten, OptionRefused, RecordsLost
+from ..errors import ForeignLog, OptionRefused, RecordsLost
 from ..origin.cluster import ClusterLog, cursor_index
-from ..origin.columns import batches_of
 from ..origin.data_dir import DataDirLog
 from ..origin.nodes import CursorUnknown
 from ..origin.origin import Bounds, Origin, Stretch
-from ..origin.rows import Rows
 from .offsets import EARLIEST, LATEST, CursorPlace
 from .options import SourceOptions
 
@@ -32,18 +24,16 @@ MICROSECONDS = 1000
 _journal = logging.getLogger(__name__)
 
 
-class LogPartition(InputPartition):
-    """The input of one Spark task: a stretch of the log of one cluster, and the nodes to ask for it."""
+class LogPartition(NamedTuple):
+    """The input of one task: a stretch of the log of one cluster, and the nodes to ask for it."""
 
-    def __init__(self, stretch: Stretch, cluster_id: str, servers: tuple[str, ...], task_number: int) -> None:
-        super().__init__((tuple(stretch), cluster_id, servers, task_number))
-        self.stretch = stretch
-        self.cluster_id = cluster_id
-        self.servers = servers
-        self.task_number = task_number
-        """The partition's number: tasks with different numbers ask different nodes first."""
-        self.follows: int | None = None
-        """The crc32c of the frame that holds the record before the stretch, if a stream has read that record."""
+    stretch: Stretch
+    cluster_id: str
+    servers: tuple[str, ...]
+    task_number: int
+    """The partition's number: tasks with different numbers ask different nodes first."""
+    follows: int | None = None
+    """The crc32c of the frame that holds the record before the stretch, if a stream has read that record."""
 
 
 def open_origin(options: SourceOptions) -> Origin:
@@ -156,38 +146,3 @@ def held_index(options: SourceOptions, origin: Origin, bounds: Bounds, index: in
         raise lost
     _journal.warning("%s", lost)
     return bounds.lowest_index
-
-
-def read_partition(options: SourceOptions, schema: StructType, partition: LogPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of a task's partition as Arrow batches.
-
-    Raises:
-        RecordsLost: some have expired since the read was planned, and failOnDataLoss is true.
-        LogRewritten: the stretch follows another record than the last one that the stream has read.
-        FrameCorrupt, ForeignLog, ClusterUnavailable: from the origin.
-    """
-    arrow_schema = to_arrow_schema(schema, timezone="UTC")
-    left, unchecked = partition.stretch, partition.follows
-    while left.from_index < left.to_index:
-        try:
-            with closing(origin_of(options, partition)) as origin:
-                for rows in origin.rows(left, Skimmer()):
-                    if unchecked is not None:
-                        _check_follows(origin.name, rows, left.from_index, unchecked)
-                        unchecked = None
-                    yield from batches_of(rows, arrow_schema, left.segment)
-            return
-        except RecordsLost as error:
-            if options.failOnDataLoss:
-                raise
-            _journal.warning("%s", error)
-            left, unchecked = left._replace(from_index=error.to_index), None
-
-
-def _check_follows(origin: str, rows: Rows, index: int, expected: int) -> None:
-    """Check that the record before `index` is in the frame with this crc32c, by the first rows, without a request."""
-    frames = (header for header, _ in rows.frames if header.next_index > index)
-    for frame in islice(frames, 1):
-        found = frame.prev_crc32c if frame.index == index else frame.crc32c
-        if found != expected:
-            raise LogRewritten(origin, index, found, expected)

@@ -38,7 +38,6 @@ from quire.pipeline.origin.origin import Bounds, Stretch, split
 from quire.pipeline.origin.rows import RowBuilder, Rows
 from quire.pipeline.source.options import SourceOptions
 from quire.pipeline.source.readers import LogReader
-from quire.pipeline.source.reading import LogPartition
 from quire.pipeline.source.source import full_schema
 from tests.pipeline.logs import (
     CLUSTER,
@@ -233,7 +232,7 @@ def test_a_range_of_indices_or_of_time_reads_the_frames_of_no_segment_beside_it(
         reader = LogReader(given, StructType().add("index", LongType()))
         parts = reader.partitions()
 
-        assert [part.stretch for part in parts if isinstance(part, LogPartition)] == [Stretch(start, end, base)]
+        assert [part.value.stretch for part in parts] == [Stretch(start, end, base)]
         read = [index for part in parts for batch in reader.read(part) for index in batch[0].to_pylist()]
         assert read == expected[start:end]
 

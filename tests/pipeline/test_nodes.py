@@ -24,8 +24,8 @@ from quire.pipeline.origin.nodes import Nodes
 from quire.pipeline.origin.origin import Stretch
 from quire.pipeline.source.offsets import Offset
 from quire.pipeline.source.options import SourceOptions
-from quire.pipeline.source.readers import LogReader, LogStreamReader
-from quire.pipeline.source.reading import LogPartition, read_partition
+from quire.pipeline.source.readers import LogReader, LogStreamReader, read_partition
+from quire.pipeline.source.reading import LogPartition
 from tests.pipeline.logs import CLUSTER, append_and_flush, writing
 from tests.pipeline.servers import SILENT, Told, answers_of, bounds, pages, serving
 

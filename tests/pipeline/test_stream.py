@@ -18,7 +18,6 @@ from quire.pipeline.errors import CheckpointAhead, ForeignLog, OptionRefused, Re
 from quire.pipeline.source.offsets import Offset, OffsetInvalid
 from quire.pipeline.source.options import SourceOptions
 from quire.pipeline.source.readers import LogStreamReader
-from quire.pipeline.source.reading import LogPartition
 from tests.pipeline.logs import CLUSTER, SECOND, START, Clock, append_and_flush, expected_rows, writing
 
 SCHEMA = StructType().add("index", LongType())
@@ -198,8 +197,7 @@ def test_what_expired_while_the_query_was_away_is_named_or_passed_over(numbers: 
     lenient = reader(numbers, failOnDataLoss="false", maxOffsetsPerTrigger=3)
     assert end_of_batch(lenient, 2) == lowest + 3
     [first, *_] = lenient.partitions(at(2), at(lowest + 3))
-    assert isinstance(first, LogPartition)
-    assert first.stretch.from_index == lowest
+    assert first.value.stretch.from_index == lowest
     assert lenient.partitions(at(1), at(2)) == []
 
 
