@@ -3,16 +3,23 @@
 With a Spark session, each piece is a Spark job of one task, and about as many run at a time as Spark has cores. So a
 result is available as soon as its piece is done, which progress and partial results need, and the first piece that
 fails ends the job. An error in a task is raised here as the task raised it, with its values.
+
+A piece travels in the function of a `mapInArrow` over one row, and its result in a binary column, both pickled: a
+session of Spark Connect has no `sparkContext`, but it has this.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+import pyarrow as pa
 
 from quire.log import LogError
 from quire.log.packing import Skimmer
@@ -26,6 +33,9 @@ from .source.reading import LogPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+PARALLEL_ROWS = 1 << 16
+"""Spark splits a range of so many rows into a partition for each core; no cluster has more of them."""
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
@@ -131,11 +141,11 @@ def spread(
         for place, piece in enumerate(pieces):
             yield Outcome(place, work(piece))
         return
-    context = spark.sparkContext
-    cores = max(1, context.defaultParallelism)
+    cores = len(spark.range(PARALLEL_ROWS).mapInArrow(_ready, "result binary").collect())
 
     def run(piece: Piece) -> Result | _Raised:
-        [result] = context.parallelize([piece], 1).map(lambda each: _guarded(work, each)).collect()
+        [row] = spark.range(0, 1, 1, 1).mapInArrow(partial(_guarded, work, piece), "result binary").collect()
+        result: Result | _Raised = pickle.loads(row.result)  # noqa: S301  # The task has just pickled it.
         return result
 
     waiting = iter(enumerate(pieces))
@@ -161,10 +171,23 @@ def spread(
                 future.cancel()
 
 
-def _guarded(work: Callable[[Piece], Result], piece: Piece) -> Result | _Raised:
+def _ready(_rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """One row for each partition. Spark imports this module to run it: a worker without quire ends the job here."""
+    yield _one_row(b"")
+
+
+def _guarded(
+    work: Callable[[Piece], Result], piece: Piece, _rows: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    result: Result | _Raised
     try:
-        return work(piece)
+        result = work(piece)
     except OSError as error:
-        return _Raised(type(error), (error.errno, error.strerror, error.filename), {})
+        result = _Raised(type(error), (error.errno, error.strerror, error.filename), {})
     except OWN_ERRORS as error:
-        return _Raised(type(error), error.args, dict(error.__dict__))
+        result = _Raised(type(error), error.args, dict(error.__dict__))
+    yield _one_row(pickle.dumps(result))
+
+
+def _one_row(result: bytes) -> pa.RecordBatch:
+    return pa.record_batch([pa.array([result], pa.binary())], ["result"])

@@ -45,6 +45,7 @@ LOADERS = {
     "cluster/cli/main.py": frozenset({"import_module"}),  # A constant.
     "cluster/node/node.py": frozenset({"load_machine"}),  # The operator, by --machine or the configuration.
     "cluster/reference.py": frozenset({"import_module"}),  # A developer: the pages of this checkout.
+    "pipeline/pieces.py": frozenset({"pickle"}),  # The job's own tasks, on the Spark that its caller named.
     "pipeline/replay/genesis.py": frozenset({"recorded_machine"}),  # The operator; else it must be built in.
     "pipeline/sink/commands.py": frozenset({"recorded_machine"}),  # The operator; else it must be built in.
     "sm/__init__.py": frozenset({"load_machine"}),  # Exports it.
