@@ -1,10 +1,11 @@
-"""`quire spark`: the jobs on the command line. The dependencies of a job are imported only when it runs."""
+"""`quire spark`: the jobs on the command line, in this process or on Spark.
+
+The dependencies of a job are imported only when it runs, and those of Spark only when it runs on Spark.
+"""
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
@@ -19,9 +20,9 @@ from quire.cluster.standard_streams import queue_standard_streams
 from quire.cluster.terminal import escaped, escaped_json
 from quire.log.json_text import to_json
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from .session import Where, session_of
 
+if TYPE_CHECKING:
     from .jobs import ArchiveSummary, ReplaySummary, Report, ScrubSummary
     from .origin.access import Access
     from .replay.difference import Difference
@@ -29,12 +30,11 @@ if TYPE_CHECKING:
     from .source.options import SourceOptions
 
 EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE = 1, 2, 3
-NEEDED = ("pyspark", "pyarrow", "numpy", "matplotlib")
 MEBIBYTE = 1 << 20
 
 app = typer.Typer(
     name="spark",
-    help="Run jobs over a whole log on Spark: archive, scrub, replay, report.",
+    help="Run jobs over a whole log, here or on Spark: archive, scrub, replay, report.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -54,20 +54,32 @@ TokenFile = Annotated[
 Ca = Annotated[
     str, typer.Option("--ca", envvar="QUIRE_CA", metavar="FILE", help="The cluster's ca.crt, on every host.")
 ]
-On = Annotated[str, typer.Option("--on", metavar="URL", help="Spark master. Default: as configured, else local.")]
-Conf = Annotated[list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="A Spark setting; repeatable.")]
+OnSpark = Annotated[
+    bool,
+    typer.Option(
+        "--spark",
+        help="Run on Spark as configured (spark-defaults.conf, SPARK_*), else on a local one. "
+        "Without --spark, --on and --conf, the job runs in this process.",
+    ),
+]
+On = Annotated[
+    str,
+    typer.Option(
+        "--on",
+        metavar="URL",
+        help="Run on this Spark master (local[4], spark://...) or Spark Connect server (sc://...).",
+    ),
+]
+Conf = Annotated[
+    list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="Run on Spark with this setting; repeatable.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON value.")]
 
 
 @app.callback()
 def spark_command() -> None:
-    """Run jobs over a whole log on Spark."""
+    """Run jobs over a whole log: in this process, or on Spark with --spark, --on or --conf."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
-        how = "in quire's checkout, .venv/bin/pip install -e '.[spark]'"
-        _complain(f"quire spark needs {', '.join(missing)}, which is not installed; {how}")
-        raise typer.Exit(EXIT_USAGE)
 
 
 @app.command()
@@ -83,12 +95,14 @@ def archive(
     ] = 0,
     token_file: TokenFile = "",
     ca: Ca = "",
+    on_spark: OnSpark = False,
     on: On = "",
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
     """Append the log's committed records after the archive's end to a Parquet archive."""
-    with _complaining():
+    where = Where(on_spark, on, conf or [])
+    with _complaining(*where.needed()):
         from .archive.rounds import Rounds  # noqa: PLC0415
         from .jobs import archive as run  # noqa: PLC0415
 
@@ -98,7 +112,7 @@ def archive(
             queue_standard_streams()
         with (
             _until_stopped() if every else nullcontext(),
-            _session("archive", on, conf) as spark,
+            session_of("archive", where) as spark,
             _progress("archive", hidden=as_json) as progress,
         ):
 
@@ -148,12 +162,14 @@ def scrub(
     bootstrap: Bootstrap = "",
     token_file: TokenFile = "",
     ca: Ca = "",
+    on_spark: OnSpark = False,
     on: On = "",
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
     """Verify every frame of some nodes, and compare the nodes. Exits with 1 if anything is damaged or differs."""
-    with _complaining():
+    where = Where(on_spark, on, conf or [])
+    with _complaining(*where.needed()):
         from .jobs import scrub as run  # noqa: PLC0415
 
         for each in path or ():
@@ -163,7 +179,7 @@ def scrub(
         if not path and not servers:
             _complain("name data_dirs and archives with --path, or nodes with --bootstrap")
             raise typer.Exit(EXIT_USAGE)
-        with _session("scrub", on, conf) as spark, _progress("scrub", hidden=as_json) as progress:
+        with session_of("scrub", where) as spark, _progress("scrub", hidden=as_json) as progress:
             summary = run(path or (), servers, access=access, spark=spark, progress=progress)
         document = asdict(summary) | {"findings": [each._asdict() for each in summary.findings]}
         _tell(document | {"whole": summary.is_whole}, _scrub_lines(summary), as_json=as_json)
@@ -199,17 +215,19 @@ def replay(
     ] = 1,
     token_file: TokenFile = "",
     ca: Ca = "",
+    on_spark: OnSpark = False,
     on: On = "",
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
     """Replay the log, in parallel between snapshots. Exits with 1 if a result differs, and names the first index."""
-    with _complaining():
+    where = Where(on_spark, on, conf or [])
+    with _complaining(*where.needed()):
         from .jobs import replay as run  # noqa: PLC0415
 
         access = _access(bootstrap, token_file, ca)
         options, servers = _options(path, "", archive_dir), _servers(bootstrap, access)
-        with _session("replay", on, conf) as spark, _progress("replay", hidden=as_json) as progress:
+        with session_of("replay", where) as spark, _progress("replay", hidden=as_json) as progress:
             summary = run(
                 options,
                 machine=machine or None,
@@ -261,19 +279,21 @@ def report(
     ] = "",
     token_file: TokenFile = "",
     ca: Ca = "",
+    on_spark: OnSpark = False,
     on: On = "",
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
     """Report commands, throughput, pauses and failovers on a page with plots; with --bootstrap, lag as well."""
-    with _complaining():
+    where = Where(on_spark, on, conf or [])
+    with _complaining(*where.needed(), "matplotlib"):
         from .jobs import report as run  # noqa: PLC0415
 
         access = _access(bootstrap, token_file, ca)
         options = _options(path, bootstrap, archive_dir, access=access)
         _folder(folder, "folder")
         servers = _servers(bootstrap, access)
-        with _session("report", on, conf) as spark, _progress("report", hidden=as_json) as progress:
+        with session_of("report", where) as spark, _progress("report", hidden=as_json) as progress:
             made = run(options, folder, servers=servers, spark=spark, progress=progress)
         _tell(made.document(), _report_lines(made), as_json=as_json)
 
@@ -332,38 +352,6 @@ def _options(path: str, bootstrap: str, archive_dir: str = "", *, access: Access
 
 
 @contextmanager
-def _session(job: str, on: str, conf: list[str] | None) -> Generator[SparkSession]:
-    """A Spark session whose workers run in this interpreter, unless PYSPARK_PYTHON names another.
-
-    They import nothing from the current folder, which may be an archive that somebody handed over.
-    """
-    from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415
-    from pyspark.sql import SparkSession  # noqa: PLC0415
-
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    is_own = SparkSession.getActiveSession() is None
-    builder = SparkSession.Builder().appName(f"quire spark {job}").config("spark.ui.showConsoleProgress", "false")
-    builder = builder.config("spark.executorEnv.PYTHONSAFEPATH", "1")
-    for setting in conf or ():
-        name, equals, value = setting.partition("=")
-        if not equals:
-            _complain(f"--conf takes KEY=VALUE, not {setting}")
-            raise typer.Exit(EXIT_USAGE)
-        builder = builder.config(name, value)
-    try:
-        session = (builder.config("spark.master", on) if on else builder).getOrCreate()
-    except PySparkRuntimeError as error:
-        _complain(f"Spark does not start ({error}); it needs Java 17 or newer, in PATH or JAVA_HOME")
-        raise typer.Exit(EXIT_FAILED) from None
-    session.sparkContext.setLogLevel("OFF")
-    try:
-        yield session
-    finally:
-        if is_own:
-            session.stop()
-
-
-@contextmanager
 def _progress(name: str, *, hidden: bool) -> Generator[Callable[[int, int], None]]:
     """A progress bar on stderr while the block runs, if stderr is a terminal."""
     from rich.console import Console  # noqa: PLC0415
@@ -385,8 +373,13 @@ def _tell(document: Mapping[str, object], lines: list[str], *, as_json: bool) ->
 
 
 @contextmanager
-def _complaining() -> Generator[None]:
-    """Report an error as one sentence and an exit code."""
+def _complaining(*needed: str) -> Generator[None]:
+    """Report a package that is needed and missing, or an error, as one sentence and an exit code."""
+    missing = [name for name in needed if find_spec(name) is None]
+    if missing:
+        how = "in quire's checkout, .venv/bin/pip install -e '.[spark]'"
+        _complain(f"quire spark needs {', '.join(missing)}, which is not installed; {how}")
+        raise typer.Exit(EXIT_USAGE)
     from quire.log import LogError  # noqa: PLC0415
     from quire.sm import MachineError  # noqa: PLC0415
 

@@ -1,10 +1,10 @@
 """The errors of `quire.pipeline`. Corrupt bytes of a log raise the errors of `quire.log`, such as `FrameCorrupt`, which
 names file and position.
 
-The user's fault: `OptionRefused`, `AccessRefused`, `NoLog`, `ForeignLog`, `WorkersLackQuire`, `MarkingRefused`. Records
-that are gone: `RecordsLost`, `CheckpointAhead`, `LogRewritten`. The cluster's fault: `ClusterUnavailable`. The
-archive's: `ArchiveGap`, `ArchiveDamaged`, `ArchiveDiverges`. A replay cannot start: `GroundMissing`, `GenesisMissing`,
-`MachineDiffers`.
+The user's fault: `OptionRefused`, `AccessRefused`, `NoLog`, `ForeignLog`, `WorkersLackQuire`, `MarkingRefused`,
+`SparkFailed`. Records that are gone: `RecordsLost`, `CheckpointAhead`, `LogRewritten`. The cluster's fault:
+`ClusterUnavailable`. The archive's: `ArchiveGap`, `ArchiveDamaged`, `ArchiveDiverges`. A replay cannot start:
+`GroundMissing`, `GenesisMissing`, `MachineDiffers`.
 """
 
 from __future__ import annotations
@@ -60,6 +60,14 @@ class WorkersLackQuire(PipelineError):
             "PYSPARK_PYTHON to an interpreter that has quire[spark], such as this program's own (sys.executable)"
         )
         self.python, self.reason = python, reason
+
+
+class SparkFailed(PipelineError):
+    """Spark does not start, or cannot run a command's job."""
+
+    def __init__(self, what: str, reason: str, advice: str) -> None:
+        super().__init__(f"Spark {what} ({reason}); {advice}")
+        self.what, self.reason, self.advice = what, reason, advice
 
 
 class MarkingRefused(PipelineError):

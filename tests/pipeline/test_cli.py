@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
+
+from quire.sm import ArithmeticMachine
+from tests.pipeline.test_replay import run_cluster
 from tests.processes.cluster import run_quire
 
 HEAVY = ("pyspark", "pyarrow", "numpy", "matplotlib", "pandas")
@@ -28,16 +33,63 @@ def test_the_group_imports_nothing_heavy_before_a_job_runs() -> None:
     assert run.stdout == "[]\n", run.stderr
 
 
-def test_without_the_extra_it_says_what_to_install() -> None:
-    hidden = "import sys; sys.modules['pyspark'] = None; sys.argv = ['quire', 'spark', 'scrub', '--path', 'data']; "
-    run = python(hidden + "from quire.cluster.cli.main import main; main()")
+def hiding(hidden: tuple[str, ...], *arguments: object) -> subprocess.CompletedProcess[str]:
+    """`quire spark` where some packages cannot be imported. Its last line on stdout says which of HEAVY it imported."""
+    return python(
+        f"import sys; sys.modules.update(dict.fromkeys({hidden})); "
+        f"sys.argv = ['quire', 'spark', *{[str(argument) for argument in arguments]}]\n"
+        "from quire.cluster.cli.main import main\n"
+        "try: main()\n"
+        f"finally: print([name for name in {HEAVY} if sys.modules.get(name)])"
+    )
 
-    assert (run.returncode, run.stdout) == (2, "")
+
+@pytest.mark.parametrize(
+    ("hidden", "arguments", "missing"),
+    [
+        (("pyspark",), ("scrub", "--path", "data", "--spark"), "pyspark"),
+        (("pyspark", "pandas"), ("report", "page", "--path", "data", "--conf", "a=b"), "pyspark, pandas"),
+        (("pyarrow", "pyspark", "matplotlib"), ("archive", "there", "--path", "data"), "pyarrow"),
+        (("numpy",), ("replay", "--path", "data", "--on", "local"), "numpy"),
+        (("matplotlib", "pyspark"), ("report", "page", "--path", "data"), "matplotlib"),
+    ],
+)
+def test_of_the_packages_that_are_not_installed_only_those_that_the_run_needs_are_named(
+    hidden: tuple[str, ...], arguments: tuple[str, ...], missing: str
+) -> None:
+    run = hiding(hidden, *arguments)
+
+    assert (run.returncode, run.stdout) == (2, "[]\n")
     [sentence] = run.stderr.splitlines()
     assert sentence == (
-        "quire: quire spark needs pyspark, which is not installed; "
+        f"quire: quire spark needs {missing}, which is not installed; "
         "in quire's checkout, .venv/bin/pip install -e '.[spark]'"
     )
+
+
+@pytest.mark.parametrize("hidden", [(), ("pyspark", "py4j", "pandas")])
+def test_without_spark_s_options_every_job_runs_in_this_process_and_needs_no_spark(
+    tmp_path: Path, hidden: tuple[str, ...]
+) -> None:
+    run_cluster(tmp_path / "n1", ArithmeticMachine(), records=100)
+
+    for job, says, heavy in (
+        (("scrub",), "whole; ", ["pyarrow", "numpy"]),
+        (("archive", tmp_path / "archive"), "100 records, [0, 100)", ["pyarrow", "numpy"]),
+        (("replay",), "proven up to index 85", ["pyarrow", "numpy"]),
+        (("report", tmp_path / "report"), "report.html", ["pyarrow", "numpy", "matplotlib"]),
+    ):
+        run = hiding(hidden, *job, "--path", tmp_path / "n1")
+        assert (run.returncode, run.stderr) == (0, "")
+        *lines, imported = run.stdout.splitlines()
+        assert says in "\n".join(lines)
+        assert imported == str(heavy)
+
+
+def test_the_jobs_are_there_for_programs_without_spark() -> None:
+    run = python("import sys; sys.modules['pyspark'] = None; import quire.pipeline.jobs")
+
+    assert (run.returncode, run.stderr) == (0, "")
 
 
 def test_every_module_can_be_the_first_that_a_worker_of_spark_imports() -> None:

@@ -23,9 +23,9 @@ from quire.log import HEADER_BYTES, FrameCorrupt, LogOptions, pack
 from quire.pipeline.cli import app
 from quire.pipeline.errors import ClusterUnavailable, OptionRefused
 from quire.pipeline.jobs import ArchiveSummary, archive, replay, report, scrub
-from quire.pipeline.pieces import spread
+from quire.pipeline.pieces import Outcome, spread
 from quire.pipeline.source.options import SourceOptions
-from quire.sm import SESSION_WINDOW
+from quire.sm import SESSION_WINDOW, ArithmeticMachine
 from tests.pipeline.logs import SECOND, START, Clock, append_and_flush, writing
 from tests.pipeline.test_archive import expire, grow
 from tests.pipeline.test_replay import Nearly, run_cluster
@@ -172,7 +172,6 @@ def quire_spark(*arguments: object) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-@pytest.mark.usefixtures("spark")
 def test_the_command_line_goes_on_archiving_until_it_is_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,7 +195,6 @@ def test_the_command_line_goes_on_archiving_until_it_is_interrupted(
     assert ranges == [(0, 2), (2, 3)]  # The second pause brought nothing.
 
 
-@pytest.mark.usefixtures("spark")
 def test_the_command_line_goes_on_after_an_outage_says_its_lag_and_ends_at_sigterm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,11 +257,11 @@ def test_the_command_line_archives_and_scrubs(tmp_path: Path) -> None:
     with writing(log) as writer:
         append_and_flush(writer, *[[number] for number in range(100)])
 
-    code, said, _ = quire_spark("archive", path, "--path", log)
+    code, said, _ = quire_spark("archive", path, "--path", log, "--spark")
     assert (code, said.splitlines()[0]) == (0, "100 records, [0, 100), in 4 new files")
     code, said, _ = quire_spark("archive", path, "--path", log, "--json")
     assert (code, json.loads(said)["records"]) == (0, 0)
-    code, said, _ = quire_spark("scrub", "--path", log, "--path", path)
+    code, said, _ = quire_spark("scrub", "--path", log, "--path", path, "--spark")
     assert code == 0
     assert said.splitlines()[-1].startswith("whole, and the same on each; ")
 
@@ -288,7 +286,6 @@ def test_the_command_line_s_workers_import_nothing_from_the_current_folder(tmp_p
     assert ended.returncode == 0, ended.stderr
 
 
-@pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
@@ -314,3 +311,104 @@ def test_what_goes_wrong_is_one_sentence(tmp_path: Path, arguments: list[str], c
     assert (found, said) == (code, "")
     assert complained.count("\n") == 1
     assert says in complained
+
+
+# Each starts a Spark of its own, so not beside others.
+
+
+def spark_of_its_own(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "quire.cluster.cli.main", "spark", *map(str, arguments)]
+    own = environment() | {"SPARK_LOCAL_IP": "127.0.0.1"} | variables
+    return subprocess.run(command, env=own, capture_output=True, text=True, check=False, timeout=300)
+
+
+@pytest.fixture
+def bare_python(tmp_path: Path) -> str:
+    """An interpreter with Spark alone, which Spark itself puts on its path."""
+    path = tmp_path / "python"
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.usefixtures("spark")
+def test_an_address_of_no_spark_is_one_sentence_that_names_it(tmp_path: Path) -> None:
+    with writing(tmp_path / "n1") as log:
+        append_and_flush(log, [1])
+
+    ended = spark_of_its_own("scrub", "--path", tmp_path / "n1", "--on", "nonsense://x")
+
+    assert (ended.returncode, ended.stdout, len(ended.stderr.splitlines())) == (1, "", 1)
+    assert "Spark does not start (SparkException: Master must " in ended.stderr
+    assert "--on is nonsense://x; check that" in ended.stderr
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("spark")
+def test_a_spark_that_does_not_answer_is_one_sentence_that_names_it(tmp_path: Path) -> None:
+    with writing(tmp_path / "n1") as log:
+        append_and_flush(log, [1])
+
+    ended = spark_of_its_own("scrub", "--path", tmp_path / "n1", "--on", "spark://127.0.0.1:1")
+
+    assert (ended.returncode, ended.stdout, len(ended.stderr.splitlines())) == (1, "", 1)
+    assert "--on is spark://127.0.0.1:1; check that" in ended.stderr
+
+
+@pytest.mark.parametrize("lacks", ["itself", pytest.param("quire", marks=pytest.mark.full)])
+@pytest.mark.usefixtures("spark")
+def test_a_wrong_interpreter_of_the_workers_is_one_sentence_that_names_it(
+    tmp_path: Path, bare_python: str, lacks: str
+) -> None:
+    with writing(tmp_path / "n1") as log:
+        append_and_flush(log, [1])
+    python = bare_python if lacks == "quire" else "/nonexistent"
+
+    ended = spark_of_its_own("scrub", "--path", tmp_path / "n1", "--on", "local[1]", PYSPARK_PYTHON=python)
+
+    assert (ended.returncode, ended.stdout, len(ended.stderr.splitlines())) == (1, "", 1)
+    why = "ModuleNotFoundError: No module named" if lacks == "quire" else "No such file or directory"
+    assert f"{why}" in ended.stderr
+    assert f"its workers run PYSPARK_PYTHON, {python}, which must be" in ended.stderr
+
+
+CONNECTED = """
+import os, sys
+from pyspark.sql import SparkSession
+from quire.cluster.cli.main import main
+from quire.pipeline.jobs import archive, replay, report, scrub
+from quire.pipeline.pieces import spread
+from quire.pipeline.source.options import SourceOptions
+
+log, folder = sys.argv[1:]
+os.environ["PYSPARK_PYTHON"] = sys.executable
+spark = SparkSession.Builder().remote("local[2]").getOrCreate()
+assert not hasattr(spark, "sparkContext")
+options = SourceOptions(path=log)
+print(archive(options, folder + "/archive", spark=spark).records)
+print(scrub([log, folder + "/archive"], spark=spark).verdict)
+print(replay(options, spark=spark).checked)
+print(report(options, folder + "/report", spark=spark).records)
+print(sorted(spread(spark, len, [b"", b"1", b"22", b"333", b"4444", b"55555", b"666666"])))
+try:
+    list(spread(spark, os.listdir, [folder + "/nothing"]))
+except FileNotFoundError as error:
+    print(error.filename == folder + "/nothing")
+sys.argv = ["quire", "spark", "scrub", "--path", log, "--on", "sc://localhost"]
+main()
+"""
+
+
+@pytest.mark.usefixtures("spark")
+def test_every_job_runs_on_spark_connect(tmp_path: Path) -> None:
+    run_cluster(tmp_path / "n1", ArithmeticMachine(), records=100)
+
+    command = [sys.executable, "-c", CONNECTED, str(tmp_path / "n1"), str(tmp_path)]
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=400)
+
+    assert ended.returncode == 0, ended.stderr
+    *said, walked, verdict = ended.stdout.splitlines()
+    outcomes = [Outcome(size, size) for size in range(7)]
+    assert said == ["100", "whole, and the same on each", "4", "100", str(outcomes), "True"]
+    assert "100 records" in walked
+    assert verdict.startswith("whole; ")
