@@ -67,7 +67,7 @@ def test_of_the_packages_that_are_not_installed_only_those_that_the_run_needs_ar
     )
 
 
-@pytest.mark.parametrize("hidden", [(), ("pyspark", "py4j", "pandas")])
+@pytest.mark.parametrize("hidden", [("pyspark", "py4j", "pandas"), ()])
 def test_without_spark_s_options_every_job_runs_in_this_process_and_needs_no_spark(
     tmp_path: Path, hidden: tuple[str, ...]
 ) -> None:
