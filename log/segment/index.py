@@ -37,6 +37,10 @@ class SegmentIndex(Protocol):
         """Return the last entry at or below a relative index; None if there is none."""
         ...
 
+    def index_near(self, position: int) -> int:
+        """Return the relative index of the last entry at or before a position, 0 if there is none. It is a hint."""
+        ...
+
 
 class IndexEntry(NamedTuple):
     """The position of one frame."""
@@ -87,6 +91,10 @@ class FrameIndex:
             return None
         return IndexEntry._make(_ENTRY.unpack_from(self._entries, INDEX_MARKER_BYTES + place * INDEX_ENTRY_BYTES))
 
+    def index_near(self, position: int) -> int:
+        """Return the relative index of the last entry at or before a position, 0 if there is none."""
+        return _index_near(_words(memoryview(self._entries)[INDEX_MARKER_BYTES:]), position)
+
     def encode(self) -> bytes:
         """Return the content of the index file."""
         return bytes(self._entries)
@@ -134,6 +142,10 @@ class LoadedIndex:
             return None
         crc, relative, length, position = self._words[4 * place - 4 : 4 * place]
         return crc, relative, length, position
+
+    def index_near(self, position: int) -> int:
+        """Return the relative index of the last entry at or before a position, 0 if there is none. It is a hint."""
+        return _index_near(self._words, position)
 
 
 class StoredIndex:
@@ -188,6 +200,11 @@ class StoredIndex:
         place = bisect_right(relatives, relative)
         return None if place == 0 else _entry_of(words, place - 1)
 
+    def index_near(self, position: int) -> int:
+        """Return the relative index of the last entry at or before a position, 0 if there is none. It is a hint."""
+        place = bisect_right(range(self.count), position, key=lambda place: self.entry(place).position)
+        return 0 if place == 0 else self.entry(place - 1).relative
+
     def entries(self) -> Iterator[IndexEntry]:
         """Return all entries, in order, of the file as it is now."""
         raw = self._storage.read_at(INDEX_MARKER_BYTES, self.count * INDEX_ENTRY_BYTES)
@@ -209,9 +226,14 @@ class StoredIndex:
         return words[1::4], words
 
 
-def _words(raw: bytes) -> memoryview:
+def _words(raw: bytes | memoryview) -> memoryview:
     # A truncated file gives less than was asked for: take whole entries only.
     return memoryview(raw)[: len(raw) // INDEX_ENTRY_BYTES * INDEX_ENTRY_BYTES].cast("I")
+
+
+def _index_near(words: memoryview, position: int) -> int:
+    place = bisect_right(words[3::4], position)
+    return 0 if place == 0 else int(words[4 * place - 3])
 
 
 def _entry_of(words: memoryview, place: int) -> tuple[int, int, int, int]:

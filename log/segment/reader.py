@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 
 from crc32c import crc32c
 
@@ -238,6 +239,49 @@ class Lookup:
         if index == self._state.tail.index and not self._state.closed:
             return writer.segment, writer.segment.end
         return self.boundary(index)
+
+    def boundary_within(self, from_index: int, to_index: int, max_bytes: int) -> tuple[int, int]:
+        """Return the last boundary up to which the frames from a boundary on have at most `max_bytes`, and their bytes.
+
+        There is one frame at least, and none from the boundary `to_index` on. No payload is read.
+
+        Raises:
+            NotFrameBoundary, IndexOutOfBounds, IndexExpired: an index is not a boundary in this log.
+            FrameCorrupt: a header that must be read is corrupt.
+        """
+        size = self.bytes_between(from_index, to_index)
+        if size <= max_bytes:
+            return to_index, size
+        segment, position = self._state.segments.ahead(*self.boundary(from_index), max_bytes)
+        self.written_end(segment, to_index - 1)
+        index = self._boundary_before(segment, position, to_index)
+        if index <= from_index:
+            index = self.find(from_index)[4]
+        return index, self.bytes_between(from_index, index)
+
+    def _boundary_before(self, segment: Segment, position: int, to_index: int) -> int:
+        """Return the last boundary at or before a position among the frames of a segment, which is below `to_index`."""
+        state, near = self._state, segment.base_index
+        with suppress(FileNotFoundError, Unreadable):
+            index = state.writer.index if segment is state.writer.segment else state.segments.index(segment)
+            near += index.index_near(position)
+        # An index file is only a hint: what it names is looked up, and so verified.
+        if near >= to_index or state.segments.holding(near) is not segment:
+            near = segment.base_index
+        _, store, start, boundary, _, _, _ = self.find(near)
+        if start > position:
+            start, boundary = STORE_HEADER_BYTES, segment.base_index
+        raw, at = b"", start
+        try:
+            while True:
+                if start + HEADER_BYTES > at + len(raw):
+                    raw, at = read_ahead(store, start, self._lookup_bytes, HEADER_BYTES), start
+                header = decode_header(raw, start - at)
+                if start + header.size > position:
+                    return boundary
+                start, boundary = start + header.size, header.next_index
+        except FrameInvalid as error:
+            raise self.corrupt(segment, start, error.reason) from error
 
     def remember(self, index: int, segment: Segment, position: int) -> None:
         """Remember where the frame at `index` begins, because a range read ended before it."""

@@ -94,6 +94,12 @@ class Segments:
         """Return the frame bytes of the segments with numbers [place, to_place), none of them the write segment."""
         return self._sizes_before[to_place] - self._sizes_before[place]
 
+    def ahead(self, segment: Segment, position: int, size: int) -> tuple[Segment, int]:
+        """Return the segment and the position `size` bytes of frames after a position; the log reaches that far."""
+        target = self._sizes_before[self.place_of(segment.base_index)] + position - STORE_HEADER_BYTES + size
+        place = bisect_right(self._sizes_before, target) - 1
+        return self._items[place], target - self._sizes_before[place] + STORE_HEADER_BYTES
+
     def count_over(self, size: int) -> int:
         """Return how many segments, from the first on, must be removed to remove `size` bytes of frames."""
         return bisect_left(self._sizes_before, self._sizes_before[0] + size)
