@@ -4,7 +4,8 @@ It reads the log and asks the driver for barriers, and changes neither.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
@@ -91,14 +92,8 @@ class Reading:
             raise OutOfBounds(index, bounds.lowest_index, bounds.highest_index)
         if index >= bounds.highest_index:
             raise NotCommitted(index, bounds.highest_index)
-        try:
+        with _from_log(index):
             return self._log.reader.frame(index)
-        except IndexExpired as error:
-            raise Expired(index, error.lowest) from error
-        except FrameCorrupt as error:
-            raise CorruptHere(index, str(error)) from error
-        except ResourcesExhausted as error:
-            raise ResourcesExhaustedError from error
 
     def read_frames(self, from_index: int, max_bytes: int) -> tuple[bytes, int]:
         """Raw frames from the one that holds `from_index`, at least one if there is any; and the next index.
@@ -111,15 +106,20 @@ class Reading:
         bounds = self.bounds
         if from_index >= bounds.highest_index:
             return b"", from_index
-        try:
+        with _from_log(from_index):
             boundary = self._log.lookup.boundary_at_or_below(from_index)
             return self._log.read_frames(boundary, max_bytes, to_index=bounds.highest_index)
-        except IndexExpired as error:
-            raise Expired(from_index, error.lowest) from error
-        except FrameCorrupt as error:
-            raise CorruptHere(from_index, str(error)) from error
-        except ResourcesExhausted as error:
-            raise ResourcesExhaustedError from error
+
+    def boundary_within(self, from_index: int, to_index: int, max_bytes: int) -> tuple[int, int]:
+        """The last frame boundary up to which the frames that hold [from_index, to_index), a range that is visible and
+        not empty, have at most `max_bytes`; and their bytes. It is one frame at least.
+
+        Raises as `read_frames`.
+        """
+        with _from_log(from_index):
+            lookup = self._log.lookup
+            end = lookup.find(to_index - 1)[4]
+            return lookup.boundary_within(lookup.boundary_at_or_below(from_index), end, max_bytes)
 
     async def query(
         self,
@@ -249,6 +249,19 @@ class Reading:
         barrier = self._barriers.pop(read_id, None)
         if barrier is not None and not barrier.done():
             barrier.set_result(index)
+
+
+@contextmanager
+def _from_log(index: int) -> Iterator[None]:
+    """Raise what reading the log at an index raises as the errors of a node."""
+    try:
+        yield
+    except IndexExpired as error:
+        raise Expired(index, error.lowest) from error
+    except FrameCorrupt as error:
+        raise CorruptHere(index, str(error)) from error
+    except ResourcesExhausted as error:
+        raise ResourcesExhaustedError from error
 
 
 def late_read(consistency: str, timeout_ms: int, backlog: str) -> str:

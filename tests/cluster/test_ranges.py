@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from quire.cluster.http.admission.concurrency import LongPollLimit
 from quire.cluster.http.api import API
-from quire.cluster.http.routes.ranges import RANGE_RECORDS, SHARDS_LIMIT, WAIT_LIMIT_MS
+from quire.cluster.http.routes.ranges import BOUNDARIES_LIMIT, RANGE_RECORDS, SHARDS_LIMIT, WAIT_LIMIT_MS
 from quire.log import Kind, walk_frames
 from tests.cluster.running import Reply, RunningCluster, running_cluster
 from tests.packed import unpacked
@@ -115,6 +115,53 @@ async def test_raw_frames_end_with_the_one_that_holds_the_last_record_that_is_as
     given = list(walk_frames(reply.body))
     assert [frame.header.index - first for frame in given] == frames
     assert int(reply.headers["Quire-Next-Index"]) == (given[-1].header.next_index if given else first)
+
+
+async def boundaries(cluster: RunningCluster, at: str, query: str) -> list[list[int]]:
+    """Index and bytes of each boundary that a node names."""
+    reply = await cluster.ask(at, "GET", f"/records?{query}")
+    assert reply.status == 200, reply
+    found: list[list[int]] = reply.document["boundaries"]
+    assert reply.headers["Quire-Next-Index"] == str(found[-1][0] if found else query.partition("from=")[2].split("&")[0])
+    return found
+
+
+@EVERYWHERE
+async def test_a_range_is_cut_at_frames_into_parts_of_at_most_so_many_bytes(cluster: RunningCluster, at: str) -> None:
+    first = await append(cluster, *range(10))
+    for values in ([b"x" * 300] * 3, [1], [b"x" * 3000], [2, 3]):
+        await append(cluster, *(str(value) for value in values))
+    end = await end_of(cluster, at)
+    raw = await cluster.ask(at, "GET", f"/records?from={first}&to={end}", headers={"Accept": RAW_FRAMES})
+    headers = [frame.header for frame in walk_frames(raw.body)]
+    of_frames = [[header.next_index, header.size] for header in headers]
+
+    for max_bytes in (0, 1):
+        assert await boundaries(cluster, at, f"from={first}&boundaries={max_bytes}") == of_frames
+    assert await boundaries(cluster, at, f"from={first + 3}&boundaries=1") == of_frames
+    assert await boundaries(cluster, at, f"from={first}&to={end - 1}&boundaries=1") == of_frames
+    assert await boundaries(cluster, at, f"from={first}&to={headers[1].index}&boundaries=1") == of_frames[:1]
+    assert await boundaries(cluster, at, f"from={first}&boundaries={2**64 - 1}") == [[end, len(raw.body)]]
+    pair = headers[0].size + headers[1].size
+    assert (await boundaries(cluster, at, f"from={first}&boundaries={pair}"))[0] == [headers[1].next_index, pair]
+    assert (await boundaries(cluster, at, f"from={first}&boundaries={pair - 1}"))[0] == of_frames[0]
+    assert await boundaries(cluster, at, f"from={end}&boundaries=1") == []
+    beyond = await cluster.ask(at, "GET", f"/records?from={end + 1}&boundaries=1")
+    assert (beyond.status, beyond.problem) == (404, "out-of-bounds")
+
+
+async def test_an_answer_has_as_many_boundaries_as_the_limit_and_the_next_one_goes_on_there(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.cluster.http.routes.ranges.BOUNDARIES_LIMIT", 3)
+    assert BOUNDARIES_LIMIT == 1024
+    first = await append(cluster, 0)
+    ends = [await append(cluster, number) for number in range(1, 5)]
+    await end_of(cluster, "n3")
+
+    assert [index for index, _ in await boundaries(cluster, "n3", f"from={first}&boundaries=1")] == ends[:3]
+    rest = await boundaries(cluster, "n3", f"from={ends[2]}&boundaries=1")
+    assert [index for index, _ in rest] == [ends[3], ends[3] + 1]
 
 
 @EVERYWHERE
@@ -249,6 +296,10 @@ async def test_system_records_are_shown_with_kinds_all(cluster: RunningCluster, 
         "kinds=system",
         "kinds=",
         "from=5&to=4",
+        "boundaries=",
+        "boundaries=-1",
+        "boundaries=1&max_bytes=1",
+        "boundaries=1&from=5&to=4",
         "from=1&from=2",
         "until=3",
     ],

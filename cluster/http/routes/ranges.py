@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from quire.log import Frame, FrameHeader, Kind, cut_frames, each_stored_record, pack
+from quire.log import Bounds, Frame, FrameHeader, Kind, cut_frames, each_stored_record, pack
 from quire.log.json_text import to_json
 from quire.log.packing import array_head, array_items
 from quire.sm import ApplyFailed
@@ -25,7 +25,7 @@ from ..admission.admission import ADMISSION, work_of
 from ..admission.slow_callers import SENDING_COST
 from ..admission.turns import ROWS_IN_TURN, Work
 from ..api import API
-from ..bodies import MSGPACK, NDJSON, RAW_FRAMES, accepted
+from ..bodies import MSGPACK, NDJSON, RAW_FRAMES, accepted, answer
 from ..request import HISTORY, integer_of, parameters_of
 
 # Decoding a range blocks the event loop, so an answer holds less of it than of raw bytes.
@@ -38,6 +38,9 @@ WAIT_LIMIT_MS = 60_000
 NEXT_INDEX, LOWEST_INDEX = "Quire-Next-Index", "Quire-Lowest-Index"
 APPLIED_WAIT_S = 1.0  # How long a waiting read waits for the machine to reach its first record.
 SHARDS_LIMIT = 65_536
+BOUNDARIES_LIMIT = 1024
+BOUNDARY_ROWS = 16
+"""To find a boundary takes as long as so many rows."""
 
 _SHARD = re.compile(r"([0-9]{1,5})/([0-9]{1,5})")
 
@@ -72,7 +75,14 @@ async def get_records(request: web.Request) -> web.StreamResponse:
     answer comes as soon as there is a record. It is empty after that time, or after SCANNED_RECORDS that did not match.
     System records are left out unless the request has `kinds=all`; raw frames contain them. A reader that continues
     gives the `Quire-History` of its last page as `history`, and is refused if the cluster has another one now.
+
+    With `boundaries=BYTES` the answer has no records: {"boundaries": [[index, bytes], ...]} are the frame boundaries at
+    which to cut the range into parts of at most BYTES, but of one frame at least, each with the bytes of the frames
+    since the one before; the first part begins with the frame that holds `from`, and the last ends with the one that
+    holds the range's last record. At most BOUNDARIES_LIMIT are in one answer.
     """
+    if "boundaries" in request.query:
+        return await _get_boundaries(request)
     api = request.app[API]
     node = api.node
     asked = _range_of(request)
@@ -84,12 +94,36 @@ async def get_records(request: web.Request) -> web.StreamResponse:
     else:
         bounds = visible_bounds(node)
         from_index = bounds.lowest_index if asked.from_index is None else asked.from_index
-        _refuse_outside(node, asked, from_index)
+        _refuse_outside(bounds, from_index, asked.to_index)
         chunk = await _read(node, asked, from_index, work_of(request))
-    headers = {NEXT_INDEX: str(chunk.next_index), LOWEST_INDEX: str(visible_bounds(node).lowest_index)}
+    return web.Response(body=chunk.body, content_type=asked.content_type, headers=_headers(node, chunk.next_index))
+
+
+def _headers(node: NodeView, next_index: int) -> dict[str, str]:
+    headers = {NEXT_INDEX: str(next_index), LOWEST_INDEX: str(visible_bounds(node).lowest_index)}
     if node.formed is not None:
         headers[HISTORY] = node.formed.history
-    return web.Response(body=chunk.body, content_type=asked.content_type, headers=headers)
+    return headers
+
+
+async def _get_boundaries(request: web.Request) -> web.Response:
+    """Where to cut a range, without its records: see `get_records`."""
+    node, work = request.app[API].node, work_of(request)
+    parameters = parameters_of(request, "from", "to", "boundaries", "history")
+    if (history := parameters.get("history")) is not None:
+        refuse_other_history(history, node.components.history)
+    max_bytes = integer_of(parameters, "boundaries") or 0
+    bounds = visible_bounds(node)
+    index, to_index = integer_of(parameters, "from"), integer_of(parameters, "to")
+    index = bounds.lowest_index if index is None else index
+    _refuse_outside(bounds, index, to_index)
+    end = bounds.highest_index if to_index is None else min(to_index, bounds.highest_index)
+    found: list[tuple[int, int]] = []
+    while index < end and len(found) < BOUNDARIES_LIMIT:
+        await work.turn(BOUNDARY_ROWS)
+        index, size = node.components.reading.boundary_within(index, end, max_bytes)
+        found.append((index, size))
+    return answer(request, {"boundaries": found}, _headers(node, index))
 
 
 async def _waited_for(node: NodeView, asked: Range, work: Work) -> _Chunk:
@@ -99,7 +133,7 @@ async def _waited_for(node: NodeView, asked: Range, work: Work) -> _Chunk:
     while index > visible_bounds(node).highest_index:  # As on a follower whose commit_index lags behind the leader's.
         if not await node.visibility.next_growth(deadline - time.monotonic()):
             break
-    _refuse_outside(node, asked, index)
+    _refuse_outside(visible_bounds(node), index, asked.to_index)
     scanned = 0
     while True:
         if index < visible_bounds(node).highest_index:
@@ -161,10 +195,9 @@ def _shard_of(parameters: Mapping[str, str]) -> tuple[int, int]:
     return shard, shards
 
 
-def _refuse_outside(node: NodeView, asked: Range, index: int) -> None:
-    bounds = visible_bounds(node)
-    if asked.to_index is not None and asked.to_index < index:
-        raise Malformed(f"to={asked.to_index} is below from={index}")
+def _refuse_outside(bounds: Bounds, index: int, to_index: int | None) -> None:
+    if to_index is not None and to_index < index:
+        raise Malformed(f"to={to_index} is below from={index}")
     if index < bounds.lowest_index:
         raise Expired(index, bounds.lowest_index)
     if index > bounds.highest_index:

@@ -75,6 +75,7 @@ NODE = (
     Known("POST", "/records", parameters={"index": "1"}, body={"a": 1}),
     Known("GET", "/records", parameters={"from": "1", "to": "2", "max_bytes": "9", "wait_ms": "1", "kinds": "blob"}),
     Known("GET", "/records", parameters={"from": "1", "shard": "0/1"}),
+    Known("GET", "/records", parameters={"from": "1", "to": "2", "boundaries": "9"}),
     Known("GET", "/records/{index}", {"index": "1"}),
     Known("GET", "/index_bounds", parameters={"consistency": "local"}),
     Known("POST", "/rpc/truncate", body={"lowest_index": 1}),

@@ -98,7 +98,7 @@ BEYOND = st.integers(min_value=2**64, max_value=2**80)
 NO_INDEX = no_match(st.text(min_size=1, max_size=8), is_index)
 NO_SEGMENT = NO_INDEX.filter(lambda text: text not in (".", "..") and not set("/{}") & set(text))  # Others: no route.
 ROUTES = ("commands", "records", "sessions", "state", "query", "status", "cluster", "healthz", "readyz", "metrics")
-PARAMETERS = ("from", "to", "max_bytes", "wait_ms", "shard", "kinds")
+PARAMETERS = ("from", "to", "max_bytes", "wait_ms", "shard", "kinds", "boundaries")
 NOT_FINITE = [float("nan"), float("inf"), float("-inf")]
 
 

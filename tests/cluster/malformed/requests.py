@@ -176,6 +176,7 @@ RECORDS = [
     get("/records?shard=1"),
     get("/records?shard=0/65537"),
     get("/records?kinds=some"),
+    get("/records?boundaries=x"),
     get("/records?from=99999", 404, "out-of-bounds"),
     get("/records/one"),
     get("/records/-1"),
