@@ -14,7 +14,6 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
@@ -22,14 +21,12 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 import pyarrow as pa
 
 from quire.log import LogError
-from quire.log.packing import Skimmer
 from quire.sm import MachineError
 
 from .errors import OptionRefused, PipelineError
-from .origin.cluster import ClusterLog
-from .origin.origin import Origin, Stretch
+from .origin.origin import Origin
 from .source.options import SourceOptions, parse_path
-from .source.reading import LogPartition
+from .source.reading import LogPartition, partitions_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,37 +66,15 @@ def absolute_path(path: str, name: str) -> str:
     return os.path.abspath(parse_path(path, name))
 
 
-def whole_frames(origin: Origin, options: SourceOptions, from_index: int, to_index: int) -> list[LogPartition]:
+def whole_frames(origin: Origin, from_index: int, to_index: int) -> list[LogPartition]:
     """The records between two frame boundaries as partitions of whole frames.
 
-    A partition is a segment of a data_dir, a file of an archive, or about 64 MiB of a cluster's log.
+    A partition is a segment of a data_dir, a file of an archive, or at most 64 MiB of a cluster's log.
 
     Raises:
         ClusterUnavailable, RecordsLost: from the origin.
     """
-    stretches = origin.stretches(from_index, to_index)
-    cluster_id, servers = origin.cluster_id(), origin.servers
-    if servers:
-        nodes = ClusterLog(
-            servers, options.fetchTimeoutMs / 1000, known=cluster_id, page_bytes=1, access=options.access
-        )
-        stretches = _at_boundaries(stretches, nodes)
-    return [LogPartition(stretch, cluster_id, servers, number) for number, stretch in enumerate(stretches)]
-
-
-def _at_boundaries(stretches: Sequence[Stretch], log: ClusterLog) -> list[Stretch]:
-    """The stretches with each end moved to the end of its frame, which only the frame itself shows. Closes the log."""
-    aligned: list[Stretch] = []
-    with closing(log) as nodes:
-        for place, stretch in enumerate(stretches):
-            start = aligned[-1].to_index if aligned else stretch.from_index
-            end = stretch.to_index
-            if place + 1 < len(stretches) and stretch.segment is None:
-                rows = next(nodes.rows(Stretch(end - 1, end, None), Skimmer()))
-                end = rows.frames[-1][0].next_index
-            if start < end:
-                aligned.append(stretch._replace(from_index=start, to_index=end))
-    return aligned
+    return partitions_of(origin, origin.cluster_id(), origin.stretches(from_index, to_index))
 
 
 class Outcome(NamedTuple, Generic[Result]):

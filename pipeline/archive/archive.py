@@ -73,7 +73,7 @@ def archive(
         if start < bounds.lowest_index:
             raise ArchiveGap(path, start, bounds.lowest_index)
         end = max(start, bounds.highest_index)
-        pieces = whole_frames(origin, options, start, end)
+        pieces = whole_frames(origin, start, end)
         written: list[Written] = []
         progress(0, end - start)
         for each in _in_order(options, path, pieces, spark):

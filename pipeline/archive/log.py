@@ -31,7 +31,7 @@ from quire.log import (
 from quire.log.packing import Skimmer
 
 from ..errors import ArchiveDamaged, ArchiveDiverges, ArchiveGap, ForeignLog, RecordsLost
-from ..origin.origin import Bounds, Origin, Stretch
+from ..origin.origin import Bounds, Origin, Stretch, split
 from ..origin.rows import Integers, RowBuilder, Rows
 from .manifest import ArchiveFile, ArchiveManifest, footer_crc32c, manifest_stamp
 from .pages import pages_of
@@ -59,7 +59,10 @@ class ArchiveLog:
     def cluster_id(self) -> str:
         return self.manifest.cluster_id
 
-    def bounds(self) -> Bounds:
+    def servers_of(self, task_number: int) -> tuple[str, ...]:
+        return ()
+
+    def bounds(self, *, quick: bool = False) -> Bounds:
         """Raises as the constructor."""
         stamp = manifest_stamp(self.name)
         if stamp != self._stamp:
@@ -110,7 +113,7 @@ class ArchiveLog:
                 if header.next_index > from_index:
                     yield header
 
-    def stretches(self, from_index: int, to_index: int) -> list[Stretch]:
+    def stretches(self, from_index: int, to_index: int, least: int = 1) -> list[Stretch]:
         if from_index >= to_index:
             return []
         found: list[Stretch] = []
@@ -119,7 +122,7 @@ class ArchiveLog:
                 break
             self._check_size(held)
             found.append(Stretch(max(held.from_index, from_index), min(held.to_index, to_index), held.segment))
-        return found
+        return split(found, least)
 
     def _check_size(self, held: ArchiveFile) -> None:
         """Raise ArchiveDamaged for a missing or truncated file, or what is no file, before anything is read."""
@@ -251,6 +254,9 @@ class JoinedLog:
     def servers(self) -> tuple[str, ...]:
         return self.live.servers
 
+    def servers_of(self, task_number: int) -> tuple[str, ...]:
+        return self.live.servers_of(task_number)
+
     @property
     def _boundary(self) -> int:
         """The index from which the live log is read: the archive's end at the last call of `bounds`."""
@@ -263,10 +269,12 @@ class JoinedLog:
             raise ForeignLog(self.live.name, found, archived)
         return found
 
-    def bounds(self) -> Bounds:
+    def bounds(self, *, quick: bool = False) -> Bounds:
         """Raises ArchiveGap: the live log starts after the archive's end."""
         # Look at the archive last: then records that expire from the live log in between are in the archive.
-        live, archived = self.live.bounds(), self.archive.bounds()
+        live, archived = self.live.bounds(quick=quick), self.archive.bounds()
+        if quick and live.lowest_index > archived.highest_index:
+            return self.bounds()
         if live.lowest_index > archived.highest_index:
             raise ArchiveGap(self.archive.name, archived.highest_index, live.lowest_index)
         return Bounds(archived.lowest_index, max(archived.highest_index, live.highest_index))
@@ -275,7 +283,7 @@ class JoinedLog:
         found = self.archive.index_at(timestamp, Bounds(bounds.lowest_index, self._boundary))
         if found < self._boundary or bounds.highest_index <= self._boundary:
             return found
-        return max(self._boundary, self.live.index_at(timestamp, self.live.bounds()))
+        return self.live.index_at(timestamp, Bounds(self._boundary, bounds.highest_index))
 
     def index_within_bytes(self, from_index: int, to_index: int, max_bytes: int) -> int:
         # A batch of a stream does not cross the boundary: one batch is shorter.
@@ -286,9 +294,11 @@ class JoinedLog:
     def crc32c_before(self, index: int) -> int:
         return (self.archive if index <= self._boundary else self.live).crc32c_before(index)
 
-    def stretches(self, from_index: int, to_index: int) -> list[Stretch]:
-        archived = self.archive.stretches(from_index, min(to_index, self._boundary))
-        return [*archived, *self.live.stretches(max(from_index, self._boundary), to_index)]
+    def stretches(self, from_index: int, to_index: int, least: int = 1) -> list[Stretch]:
+        boundary = min(max(from_index, self._boundary), to_index)
+        of_archive = least * (boundary - from_index) // max(1, to_index - from_index)
+        archived = self.archive.stretches(from_index, boundary, of_archive)
+        return [*archived, *self.live.stretches(boundary, to_index, least - of_archive)]
 
     def rows(self, stretch: Stretch, skimmer: Skimmer) -> Iterator[Rows]:
         if stretch.from_index < self._boundary:

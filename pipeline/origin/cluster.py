@@ -2,14 +2,19 @@
 
 Nodes return committed records only, and every node has the same record at an index. So if a node dies or the leader
 changes, the read continues at the next index from another node: answers hold whole frames, and no index is read twice.
+
+Nodes also say where frames begin, and how many bytes lie between two of them. So a part of the log ends where a frame
+ends, and a task fetches the frames of its own part.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from itertools import groupby, pairwise
+from typing import TypeVar
 from urllib.parse import quote, urlencode
 
 from quire.log import ChainBroken, FrameHeader, FrameInvalid, PayloadInvalid, Tail, UnknownVersion, follow, walk_headers
@@ -17,7 +22,7 @@ from quire.log.packing import Skimmer
 
 from ..errors import ClusterUnavailable, ForeignLog, RecordsLost
 from .access import PLAIN, Access
-from .nodes import Answer, Gone, Nodes, TryNext, document_of
+from .nodes import JSON, Answer, Gone, Nodes, TryNext, document_of
 from .origin import Bounds, Stretch
 from .rows import RowBuilder, Rows
 
@@ -27,7 +32,14 @@ RAW_FRAMES = "application/vnd.quire.frames"
 PAGE_BYTES = 2 << 20
 """The size of a request: the node and the task each hold it in memory."""
 STRETCH_BYTES = 64 << 20
-"""About what one task reads: the usual size of a segment."""
+"""What one task reads at most, or one frame: the usual size of a segment."""
+MOST_BOUNDARIES = 1024
+"""So many a node names in one answer."""
+RANKS = {"observer": 0, "voter": 1}
+"""Which members are asked first; then those of which nothing is known, and last the leader."""
+UNKNOWN_RANK, LEADER_RANK = 2, 3
+
+Parsed = TypeVar("Parsed")
 
 
 class ClusterLog:
@@ -39,34 +51,40 @@ class ClusterLog:
         timeout_s: float,
         *,
         known: str | None = None,
-        task_number: int = 0,
         page_bytes: int = PAGE_BYTES,
         access: Access = PLAIN,
     ) -> None:
-        """`known`: the cluster's id, if the servers are all of its members; None: ask them for id and members.
+        """`known`: the cluster's id, if the servers are all of its members, in the order in which to ask them.
 
-        `task_number`: tasks with different numbers ask different followers first. The leader is last in `servers`.
+        None: ask them for id and members.
 
         Raises:
             AccessRefused: a file that `access` names cannot be used on this host.
         """
-        *followers, last = servers
-        shift = task_number % max(1, len(followers))
         self.name = ",".join(servers)
-        self._access = access
-        self._nodes = Nodes([*followers[shift:], *followers[:shift], last], timeout_s, access)
+        self._nodes = Nodes(servers, timeout_s, access)
+        self._ranks: dict[str, int] = {}
         self._timeout_s = timeout_s
         self._page_bytes = page_bytes
         self._known = known
         self._learn_again_at = 0.0 if known is None else math.inf
         self._checked: set[str] = set()
-        self._record_bytes: float | None = None
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """The members, followers first."""
+        return self.servers_of(0)
+
+    def servers_of(self, task_number: int) -> tuple[str, ...]:
         self.cluster_id()
-        return self._nodes.servers
+        ordered: list[str] = []
+        for _, equals in groupby(sorted(self._nodes.servers, key=self._rank), self._rank):
+            servers = list(equals)
+            shift = task_number % len(servers)
+            ordered += [*servers[shift:], *servers[:shift]]
+        return tuple(ordered)
+
+    def _rank(self, server: str) -> tuple[bool, int]:
+        return self._nodes.is_silent(server), self._ranks.get(server, UNKNOWN_RANK)
 
     def cluster_id(self) -> str:
         if self._known is None:
@@ -75,8 +93,8 @@ class ClusterLog:
 
     def _learn(self, known_before: str | None) -> str:
         """Ask each server for members and leader; return the id of their cluster, which must not have changed."""
-        answers = self._nodes.every("/cluster", "its members")
-        ids = {server: id_of(_own_status(document)) for server, document in answers.items()}
+        answers = self._nodes.every("/status", "its members", patient=False)
+        ids = {server: id_of(status) for server, status in answers.items()}
         known = {server: found for server, found in ids.items() if isinstance(found, str)}
         if not known:
             self._nodes.first("/status", "the cluster's id", _cluster_id_of)
@@ -85,21 +103,27 @@ class ClusterLog:
         for server, found in known.items():
             if found != first:
                 raise ForeignLog(server, found, first)
-        roles = _roles(answers)
-        rest = {server: "unknown" for server in self._nodes.servers if server not in roles}
-        ordered = sorted({**roles, **rest}.items(), key=lambda each: each[1] == "leader")
-        self._nodes.close()
-        self._nodes = Nodes([server for server, _ in ordered], self._timeout_s, self._access)
+        self._checked.update(known)
+        self._ranks = _ranks(answers.values())
+        members = dict.fromkeys([*self._ranks, *self._nodes.servers])
+        self._nodes.servers = tuple(sorted(members, key=lambda server: self._ranks.get(server, UNKNOWN_RANK)))
         self._learn_again_at = time.monotonic() + ROLES_FOR_S
         return first
 
-    def bounds(self) -> Bounds:
+    def bounds(self, *, quick: bool = False) -> Bounds:
         known = self.cluster_id()
         if time.monotonic() >= self._learn_again_at:
             self._learn(known)  # A stream runs for months: members and leaders change.
-        answers = self._nodes.every("/index_bounds", "its bounds")
-        found = [(each.get("lowest_index"), each.get("highest_index")) for each in answers.values()]
-        pairs = [(low, high) for low, high in found if isinstance(low, int) and isinstance(high, int)]
+        answers = self._nodes.every("/index_bounds", "its bounds", patient=not quick)
+        pairs: list[tuple[int, int]] = []
+        for server, document in answers.items():
+            match document:
+                case {"lowest_index": int(low), "highest_index": int(high)}:
+                    with suppress(TryNext):
+                        self._check_server(server)
+                        pairs.append((low, high))
+                case _:
+                    pass
         if not pairs:
             reasons = dict.fromkeys(answers, "its answer has no bounds")
             raise ClusterUnavailable("its bounds", self._timeout_s, reasons)
@@ -127,20 +151,27 @@ class ClusterLog:
         return self._header(index - 1).crc32c
 
     def index_within_bytes(self, from_index: int, to_index: int, max_bytes: int) -> int:
-        return min(to_index, from_index + max(1, int(max_bytes / self._bytes_per_record())))
+        index, _ = next(self._boundaries(from_index, to_index, max_bytes, most=1))
+        return index
 
-    def stretches(self, from_index: int, to_index: int) -> list[Stretch]:
-        if from_index >= to_index:
-            return []  # A log without a record has no record's size.
-        size = max(1, int(STRETCH_BYTES / self._bytes_per_record()))
-        starts = range(from_index, to_index, size)
-        return [Stretch(start, min(start + size, to_index), None) for start in starts]
+    def stretches(self, from_index: int, to_index: int, least: int = 1) -> list[Stretch]:
+        parts = list(self._boundaries(from_index, to_index, STRETCH_BYTES))
+        if len(parts) < least:
+            size = sum(size for _, size in parts)
+            parts = list(self._boundaries(from_index, to_index, size // least))
+        return [Stretch(first, last, None) for first, last in pairwise([from_index, *(index for index, _ in parts)])]
 
-    def _bytes_per_record(self) -> float:
-        """The average of the whole log: nodes do not report where a byte of it is."""
-        if self._record_bytes is None:
-            self._record_bytes = self._nodes.first("/status", "the size of its log", _bytes_per_record)
-        return self._record_bytes
+    def _boundaries(
+        self, from_index: int, to_index: int, max_bytes: int, most: int = MOST_BOUNDARIES
+    ) -> Iterator[tuple[int, int]]:
+        """The ends of parts of at most so many bytes, but of one frame at least, and the bytes of each; frames are not
+        cut, but at the end of the range.
+        """
+        reached, wanted = from_index, {"boundaries": max_bytes, "limit": most}
+        while reached < to_index:
+            for index, size in self._asked(reached, to_index, wanted, JSON, _boundaries_of):
+                reached = index
+                yield min(index, to_index), size
 
     def rows(self, stretch: Stretch, skimmer: Skimmer) -> Iterator[Rows]:
         index, tail = stretch.from_index, None
@@ -158,20 +189,40 @@ class ClusterLog:
     ) -> tuple[RowBuilder, Tail]:
         """The frames from the one that holds `index` on, as many as a node returns, and the tail after them."""
 
-        def parse(answer: Answer) -> tuple[RowBuilder, Tail]:
-            self._check_server(answer.server)
+        def parse(answer: Answer, index: int) -> tuple[RowBuilder, Tail]:
             return _verified(answer, index, stretch.to_index, tail, skimmer)
 
-        path = "/records?" + urlencode({"from": index, "max_bytes": max_bytes})
+        return self._asked(index, stretch.to_index, {"max_bytes": max_bytes}, RAW_FRAMES, parse)
+
+    def _asked(
+        self,
+        index: int,
+        to_index: int,
+        wanted: Mapping[str, int],
+        accept: str,
+        parse: Callable[[Answer, int], Parsed],
+    ) -> Parsed:
+        """What a node says of the records [index, to_index), as `parse` makes it of the answer and the index.
+
+        Raises:
+            RecordsLost: they have expired.
+            ClusterUnavailable: no node said it in time.
+        """
+
+        def checked(answer: Answer) -> Parsed:
+            self._check_server(answer.server)
+            return parse(answer, index)
+
+        path = "/records?" + urlencode({"from": index, "to": to_index, **wanted})
         what = f"the records from index {index} on"
         try:
-            return self._nodes.first(path, what, parse, RAW_FRAMES)
+            return self._nodes.first(path, what, checked, accept)
         except Gone as error:
             lowest = self.bounds().lowest_index
             if lowest <= index:  # Some node claims to have it: the end of the lost range is unknown.
                 reason = f"{error}, although the log starts at index {lowest}"
                 raise ClusterUnavailable(what, self._timeout_s, {self.name: reason}) from error
-            raise RecordsLost(self.name, index, min(lowest, stretch.to_index), str(error)) from error
+            raise RecordsLost(self.name, index, min(lowest, to_index), str(error)) from error
 
     def _check_server(self, server: str) -> None:
         """Check a server's cluster id once: frames do not carry it. Raises TryNext: it does not answer."""
@@ -230,31 +281,38 @@ def _index_of(answer: Answer) -> int:
             raise TryNext("its answer has no index")
 
 
-def _own_status(document: Mapping[str, object]) -> Mapping[str, object]:
-    """The status of the node that answered `/cluster`."""
-    match document:
-        case {"node_id": str(node_id), "nodes": {**nodes}}:
-            own = nodes.get(node_id)
-            status = own.get("status") if isinstance(own, dict) else None
-            return status if isinstance(status, dict) else {}
-        case _:
-            return {}
-
-
-def _roles(answers: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
-    """The role of every member by its address; "unknown" if no node knows it."""
-    roles: dict[str, str] = {}
-    for document in answers.values():
-        nodes = document.get("nodes")
-        for node in nodes.values() if isinstance(nodes, dict) else ():
-            match node:
-                case {"address": str(address), "status": {"role": str(role)}}:
-                    roles[address] = role
-                case {"address": str(address)}:
-                    roles.setdefault(address, "unknown")
+def _ranks(statuses: Iterable[Mapping[str, object]]) -> dict[str, int]:
+    """The rank of every member by its address, as the statuses of nodes tell it."""
+    statuses = list(statuses)
+    leaders = {status.get("leader") for status in statuses}
+    ranks: dict[str, int] = {}
+    for status in statuses:
+        members = status.get("members")
+        for member in members if isinstance(members, list) else ():
+            match member:
+                case {"node_id": str(node_id), "address": str(address), "role": str(role)}:
+                    ranks[address] = LEADER_RANK if node_id in leaders else RANKS.get(role, UNKNOWN_RANK)
                 case _:
                     pass
-    return roles
+    return ranks
+
+
+def _boundaries_of(answer: Answer, index: int) -> list[tuple[int, int]]:
+    """The boundaries in an answer, all after an index. Raises TryNext."""
+    found: list[tuple[int, int]] = []
+    named = document_of(answer).get("boundaries")
+    if not isinstance(named, list):
+        raise TryNext("its answer has no boundaries")
+    for each in named:
+        match each:
+            case [int(boundary), int(size)] if boundary > index and size > 0:
+                found.append((boundary, size))
+                index = boundary
+            case _:
+                raise TryNext(f"its answer has a boundary that is none: {each}")
+    if not found:
+        raise TryNext(f"it has not reached index {index} yet")
+    return found
 
 
 def _cluster_id_of(answer: Answer) -> str:
@@ -262,11 +320,3 @@ def _cluster_id_of(answer: Answer) -> str:
     if not isinstance(cluster_id, str):
         raise TryNext("its cluster is not formed yet")
     return cluster_id
-
-
-def _bytes_per_record(answer: Answer) -> float:
-    match document_of(answer):
-        case {"log_bytes": int(size), "lowest_index": int(lowest), "highest_index": int(highest)} if highest > lowest:
-            return max(1.0, size / (highest - lowest))
-        case _:
-            raise TryNext("its status lacks the size of its log")

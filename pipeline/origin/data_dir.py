@@ -33,7 +33,7 @@ from quire.log import (
 from quire.log.packing import Skimmer
 
 from ..errors import NoLog, RecordsLost
-from .origin import Bounds, Stretch
+from .origin import Bounds, Stretch, split
 from .rows import RowBuilder, Rows
 
 IDENTITY_FILE = "identity"
@@ -80,7 +80,10 @@ class DataDirLog:
         history = identity.get("history") if isinstance(identity, dict) else None
         return history if isinstance(history, str) else None
 
-    def bounds(self) -> Bounds:
+    def servers_of(self, task_number: int) -> tuple[str, ...]:
+        return ()
+
+    def bounds(self, *, quick: bool = False) -> Bounds:
         # Read the mark before the list of segments: then the segment that it points into is listed, or has expired.
         mark = stored_mark(self._directory)
         self._bases = store_bases(self._files)
@@ -123,13 +126,13 @@ class DataDirLog:
             _, header = next(segment.headers(position, index))
             return header.crc32c
 
-    def stretches(self, from_index: int, to_index: int) -> list[Stretch]:
+    def stretches(self, from_index: int, to_index: int, least: int = 1) -> list[Stretch]:
         if from_index >= to_index:
             return []
         bases = self._known_bases()
         held = bases[max(0, bisect_right(bases, from_index) - 1) : bisect_left(bases, to_index)]
         ends = [*held[1:], to_index]
-        return [Stretch(max(base, from_index), end, base) for base, end in zip(held, ends, strict=True)]
+        return split([Stretch(max(base, from_index), end, base) for base, end in zip(held, ends, strict=True)], least)
 
     def rows(self, stretch: Stretch, skimmer: Skimmer) -> Iterator[Rows]:
         with closing(self._open(_base_of(stretch), stretch.from_index, stretch.to_index)) as segment:

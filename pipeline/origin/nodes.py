@@ -1,17 +1,20 @@
-"""HTTP requests to the nodes of a cluster, one after another, until one returns the requested data.
+"""HTTP requests to the nodes of a cluster: one after another until one returns the requested data, or all at once.
 
-A stretch of the log is the same on every node that has it, so any node will do: followers are asked first, in an order
-that differs between tasks, and the leader last. Tasks need only the standard library's HTTP client. Connections are
-kept open, so each request has an id, and the answer to another one is dropped (`quire.cluster.request_id`).
+A stretch of the log is the same on every node that has it, so any node will do: they are asked in the order in which
+they were given. One that does not answer is silent, and asked last until it answers again. Tasks need only the
+standard library's HTTP client. Connections are kept open, so each request has an id, and the answer to another one is
+dropped (`quire.cluster.request_id`).
 """
 
 from __future__ import annotations
 
 import ssl
+import threading
 import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.client import HTTPException
+from queue import Empty, SimpleQueue
 from typing import NamedTuple, TypeVar
 
 import orjson
@@ -28,7 +31,12 @@ ATTEMPT_TIMEOUT_S = 5.0
 It doubles each time: to compute the answer may take longer.
 """
 SILENT_FOR_S = 5.0
-"""For how long a node that did not answer is only asked last."""
+"""For how long a node that did not answer in its time is not asked together with the others."""
+GRACE_S = 0.25
+"""How long after the first answer a node may answer to count as one that does; longer if the first one took longer.
+
+It is many times what an idle node takes. One that is late is not lost: its answer counts the next time.
+"""
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.5
 MAX_ANSWER_BYTES = 64 << 20
@@ -81,15 +89,20 @@ class CursorUnknown(PipelineError):
 
 
 class Nodes:
-    """Connections to some nodes, kept open. For one thread."""
+    """Connections to some nodes, kept open. For one thread, which starts others: each connection is used by one."""
 
     def __init__(self, servers: Sequence[str], timeout_s: float, access: Access = PLAIN) -> None:
         """Raises AccessRefused: a file that `access` names cannot be used on this host."""
         self.servers = tuple(servers)
         self._timeout_s = timeout_s
         self._credentials = access.credentials()
+        self._reading_credentials = threading.Lock()
         self._connections: dict[str, NodeConnection] = {}
-        self._silent_until: dict[str, float] = {}
+        self._is_closed = False
+        self._silent: dict[str, float] = {}
+        """Until when a silent node is not asked together with the others."""
+        self._asking: set[str] = set()
+        """The nodes that a thread waits for."""
 
     def first(self, path: str, what: str, parse: Callable[[Answer], Parsed], accept: str = JSON) -> Parsed:
         """The result of `parse` for the first answer that it accepts; it raises TryNext to reject an answer.
@@ -106,7 +119,7 @@ class Nodes:
             reasons: dict[str, str] = {}
             gone: list[Gone] = []
             refused: list[AnswerRefused] = []
-            for server in self._by_silence():
+            for server in sorted(self.servers, key=self.is_silent):
                 try:
                     return parse(self._ask(server, path, accept, deadline, patience_s))
                 except TryNext as error:
@@ -126,21 +139,66 @@ class Nodes:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    def every(self, path: str, what: str) -> dict[str, dict[str, object]]:
-        """The documents of all nodes that answer, by server, at least one; recently silent nodes are not asked.
+    def every(self, path: str, what: str, *, patient: bool) -> dict[str, dict[str, object]]:
+        """The documents of the nodes that answer, by server, at least one. All are asked at once.
+
+        If `patient`, each node has its time to answer, unless it let that pass a moment ago. Otherwise, those that are
+        not silent have GRACE_S after the first answer, and are silent if they let it pass; silent ones are not awaited.
 
         Raises:
             ClusterUnavailable: no node answered in time.
         """
-        deadline = time.monotonic() + self._timeout_s
+        began = time.monotonic()
+        asked = [
+            server
+            for server in self.servers
+            if self._silent.get(server, 0.0) <= began and (patient or server not in self._asking)
+        ]
+        awaited = {server for server in asked if patient or not self.is_silent(server)}
+        answers: SimpleQueue[tuple[str, dict[str, object] | Exception]] = SimpleQueue()
+        deadline = until = began + self._timeout_s
+        for server in asked:
+            self._asking.add(server)
+            threading.Thread(target=self._put_answer, args=(answers, server, path, deadline), daemon=True).start()
         found: dict[str, dict[str, object]] = {}
-        for server in self.servers:
-            if self._silent_until.get(server, 0.0) <= time.monotonic():
-                try:
-                    found[server] = document_of(self._ask(server, path, JSON, deadline, ATTEMPT_TIMEOUT_S))
-                except TryNext:
-                    continue  # Others answer instead; if none does, `first` reports why.
-        return found or self.first(path, what, lambda answer: {answer.server: document_of(answer)})
+        missing = set(asked)
+        while awaited & missing or (missing and not found):
+            try:
+                server, answer = answers.get(timeout=max(0.0, until - time.monotonic()))
+            except Empty:
+                break
+            missing.discard(server)
+            if isinstance(answer, dict):
+                found[server] = answer
+                if len(found) == 1 and not patient:
+                    now = time.monotonic()
+                    until = min(deadline, now + max(GRACE_S, now - began))
+            elif not isinstance(answer, TryNext):
+                raise answer
+        for server in missing:
+            self._silent.setdefault(server, 0.0)
+        if not found:  # It reports why.
+            return self.first(path, what, lambda answer: {answer.server: document_of(answer)})
+        return {server: found[server] for server in self.servers if server in found}
+
+    def _put_answer(
+        self,
+        answers: SimpleQueue[tuple[str, dict[str, object] | Exception]],
+        server: str,
+        path: str,
+        deadline: float,
+    ) -> None:
+        """Put a node's document, or why there is none. In a thread of its own."""
+        try:
+            answers.put((server, document_of(self._ask(server, path, JSON, deadline, ATTEMPT_TIMEOUT_S))))
+        except Exception as error:  # noqa: BLE001 - The caller's thread raises it.
+            answers.put((server, error))
+        finally:
+            self._asking.discard(server)
+
+    def is_silent(self, server: str) -> bool:
+        """Whether a node did not answer when it was asked last."""
+        return server in self._silent
 
     def ask(self, server: str, path: str) -> Answer:
         """One node's answer, without retries.
@@ -150,20 +208,24 @@ class Nodes:
         """
         return self._ask(server, path, JSON, time.monotonic() + self._timeout_s, ATTEMPT_TIMEOUT_S)
 
-    def _by_silence(self) -> list[str]:
-        now = time.monotonic()
-        return sorted(self.servers, key=lambda server: self._silent_until.get(server, 0.0) > now)
-
     def _ask(self, server: str, path: str, accept: str, deadline: float, patience_s: float) -> Answer:
-        shown = self._credentials.shown()
+        shown = self._shown()
         try:
             return self._ask_as(shown, server, path, accept, deadline, patience_s)
         except TokenUnknown as error:
-            if not self._credentials.renewed(shown):
+            if not self._renewed(shown):
                 if self._credentials.settling:  # This node may not have read its own file yet.
                     raise TryNext(str(error)) from None
                 raise
-        return self._ask_as(self._credentials.shown(), server, path, accept, deadline, patience_s)
+        return self._ask_as(self._shown(), server, path, accept, deadline, patience_s)
+
+    def _shown(self) -> Shown:
+        with self._reading_credentials:
+            return self._credentials.shown()
+
+    def _renewed(self, shown: Shown) -> bool:
+        with self._reading_credentials:
+            return self._credentials.renewed(shown)
 
     def _ask_as(self, shown: Shown, server: str, path: str, accept: str, deadline: float, patience_s: float) -> Answer:
         timeout = max(0.1, min(patience_s, deadline - time.monotonic()))
@@ -178,14 +240,14 @@ class Nodes:
             answer = self._send(server, connection, path, accept, shown)
         except (OSError, HTTPException) as error:
             if isinstance(error, ssl.SSLError) and (why := shown.refusal_of(server, error)):
-                self._credentials.renewed(shown)  # The next attempt uses what is there by then.
+                self._renewed(shown)  # The next attempt uses what is there by then.
                 raise TryNext(why) from None
             if fresh or isinstance(error, TimeoutError):
-                self._silent_until[server] = time.monotonic() + SILENT_FOR_S
+                self._silent[server] = time.monotonic() + SILENT_FOR_S
                 raise (_Late if isinstance(error, TimeoutError) else TryNext)(_reason(error)) from error
             # The node may have closed the idle connection.
             return self._ask_as(shown, server, path, accept, deadline, patience_s)
-        self._silent_until.pop(server, None)
+        self._silent.pop(server, None)
         return answer
 
     def _send(self, server: str, connection: NodeConnection, path: str, accept: str, shown: Shown) -> Answer:
@@ -201,7 +263,9 @@ class Nodes:
         except BaseException:
             connection.close()
             raise
-        self._connections[server] = connection
+        # Another thread may have asked this node as well, and this one may be late.
+        if self._connections.setdefault(server, connection) is not connection or self._is_closed:
+            connection.close()
         if response.status == HTTPStatus.GONE:
             raise Gone(_detail(body))
         if response.status in REFUSALS:
@@ -217,7 +281,8 @@ class Nodes:
         return Answer(server, body, int(next_index) if next_index and next_index.isdigit() else None)
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections. A thread that still waits for an answer closes its own."""
+        self._is_closed = True
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()

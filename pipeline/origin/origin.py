@@ -40,7 +40,14 @@ class Origin(Protocol):
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """The nodes to ask for the log, the leader last; empty if the log is in files."""
+        """The nodes to ask for the log: observers, followers, the leader, and last those that do not answer.
+
+        Empty if the log is in files.
+        """
+        ...
+
+    def servers_of(self, task_number: int) -> tuple[str, ...]:
+        """The nodes in the order in which a task asks them: with another number, another of equals is first."""
         ...
 
     def cluster_id(self) -> str:
@@ -54,8 +61,11 @@ class Origin(Protocol):
         """
         ...
 
-    def bounds(self) -> Bounds:
-        """The records that can be read now."""
+    def bounds(self, *, quick: bool = False) -> Bounds:
+        """The records that can be read now.
+
+        If `quick`, nodes that are slow to answer are left out: then they may hold older records, and newer ones.
+        """
         ...
 
     def index_at(self, timestamp: int, bounds: Bounds) -> int:
@@ -76,8 +86,11 @@ class Origin(Protocol):
         """
         ...
 
-    def stretches(self, from_index: int, to_index: int) -> Sequence[Stretch]:
-        """The records as stretches that suit the origin, such as segments. No record is read."""
+    def stretches(self, from_index: int, to_index: int, least: int = 1) -> Sequence[Stretch]:
+        """The records as stretches that suit the origin, such as segments. No record is read.
+
+        There are at least `least`, if there are as many records; from a cluster, if there are as many frames.
+        """
         ...
 
     def rows(self, stretch: Stretch, skimmer: Skimmer) -> Iterator[Rows]:

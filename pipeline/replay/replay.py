@@ -272,7 +272,7 @@ def _piece(
         digests.append(RecordedDigest(end.index, end.boundary.digest.hex(), source, end.sha256.hex()))
     return ReplayPiece(
         options=options,
-        partitions=whole_frames(origin, options, span.from_index, span.to_index),
+        partitions=whole_frames(origin, span.from_index, span.to_index),
         from_index=span.from_index,
         to_index=span.to_index,
         genesis=genesis,

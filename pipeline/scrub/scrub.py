@@ -137,7 +137,10 @@ def scrub(
 
 def _stretches(origin: Origin, low: int, high: int) -> Sequence[Stretch]:
     if not isinstance(origin, ArchiveLog):
-        return origin.stretches(low, high)
+        try:
+            return origin.stretches(low, high)
+        except ClusterUnavailable:  # Damage may keep a node from saying where frames end: the walk reports what it is.
+            return [Stretch(low, high, None)]
     # Every file that the manifest names, missing ones included: the walk reports those.
     return [Stretch(held.from_index, held.to_index, held.segment) for held in origin.manifest.files]
 

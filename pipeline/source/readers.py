@@ -26,11 +26,19 @@ from quire.log.packing import Skimmer
 
 from ..errors import CheckpointAhead, ForeignLog, LogRewritten, OptionRefused, RecordsLost
 from ..origin.columns import batches_of
-from ..origin.origin import Bounds, Origin, split
+from ..origin.origin import Bounds, Origin
 from ..origin.rows import Rows
 from .offsets import Offset, OffsetInvalid
 from .options import SourceOptions
-from .reading import LogPartition, ending_index, held_index, open_origin, origin_of, starting_index
+from .reading import (
+    LogPartition,
+    ending_index,
+    held_index,
+    open_origin,
+    origin_of,
+    partitions_of,
+    starting_index,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,9 +68,7 @@ class LogReader(DataSourceReader):
         end = ending_index(options, origin, bounds)
         if end > bounds.highest_index:
             raise OptionRefused("endingOffsets", f"index {end} is past the end of the log, {bounds.highest_index}")
-        stretches = split(origin.stretches(start, end), options.minPartitions)
-        servers = origin.servers
-        planned = [LogPartition(stretch, cluster_id, servers, number) for number, stretch in enumerate(stretches)]
+        planned = partitions_of(origin, cluster_id, origin.stretches(start, end, options.minPartitions))
         return [InputPartition(each) for each in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -109,7 +115,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from_index, began = offset.index, None
         if from_index is None:
             from_index = began = starting_index(self._options, origin, origin.bounds())
-        bounds = self._bounds_past(origin, from_index)
+        bounds = self._bounds_past(origin, from_index, from_index)
         start_index = held_index(self._options, origin, bounds, from_index, bounds.highest_index)
         end = self._limited(origin, start_index, max(from_index, self._end(origin, bounds)), limit)
         if end == offset.index:
@@ -135,7 +141,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, object]:  # noqa: N802
         """The end of the log, regardless of limits: Spark shows it in the query's progress."""
         origin = self._opened()
-        return Offset(origin.cluster_id(), origin.bounds().highest_index).to_document()
+        return Offset(origin.cluster_id(), origin.bounds(quick=True).highest_index).to_document()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Fix the end of the log as the end of this query."""
@@ -156,13 +162,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if to_index is None:
             raise OffsetInvalid(end)
         from_index = until.began if offset.index is None else offset.index
-        bounds = self._bounds_past(origin, to_index)
-        if from_index is None:
-            from_index = starting_index(self._options, origin, bounds)  # An earlier version planned this first batch.
+        if from_index is None:  # An earlier version planned this first batch.
+            from_index = starting_index(self._options, origin, origin.bounds())
+        bounds = self._bounds_past(origin, from_index, to_index)
         from_index = held_index(self._options, origin, bounds, from_index, to_index)
-        stretches = split(origin.stretches(from_index, to_index), self._options.minPartitions)
-        servers = origin.servers
-        planned = [LogPartition(stretch, offset.cluster, servers, number) for number, stretch in enumerate(stretches)]
+        stretches = origin.stretches(from_index, to_index, self._options.minPartitions)
+        planned = partitions_of(origin, offset.cluster, stretches)
         if planned and from_index == offset.index:  # Otherwise the next records after the last one read have expired.
             planned[0] = planned[0]._replace(follows=offset.crc32c)
         return [InputPartition(each) for each in planned]
@@ -182,17 +187,18 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._origin = open_origin(self._options)
         return self._origin
 
-    def _bounds_past(self, origin: Origin, index: int) -> Bounds:
+    def _bounds_past(self, origin: Origin, from_index: int, index: int) -> Bounds:
         """The log's bounds, once they include an index that the stream has already seen.
 
-        If the node that served the index has died, another node may learn only a moment later that it is committed.
+        If the node that served the index has died, another node may learn only a moment later that it is committed. No
+        trigger waits for a node that is slow, unless `from_index` has expired on all others.
         """
         deadline = time.monotonic() + self._options.fetchTimeoutMs / 1000
-        while (bounds := origin.bounds()).highest_index < index:
+        while (bounds := origin.bounds(quick=True)).highest_index < index:
             if time.monotonic() > deadline:
                 raise CheckpointAhead(origin.name, index, bounds.highest_index)
             time.sleep(LOG_POLL_S)
-        return bounds
+        return bounds if bounds.lowest_index <= from_index else origin.bounds()
 
     def _checked(self, start: dict[str, object]) -> tuple[Origin, Offset]:
         """The log and the offset, after checking that the offset is of this log."""

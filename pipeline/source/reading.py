@@ -6,6 +6,7 @@ Jobs run without Spark, so this module imports nothing of it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..archive.log import ArchiveLog, JoinedLog
@@ -34,6 +35,13 @@ class LogPartition(NamedTuple):
     """The partition's number: tasks with different numbers ask different nodes first."""
     follows: int | None = None
     """The crc32c of the frame that holds the record before the stretch, if a stream has read that record."""
+
+
+def partitions_of(origin: Origin, cluster_id: str, stretches: Sequence[Stretch]) -> list[LogPartition]:
+    """Each stretch as a partition, whose task asks the nodes in an order of its own."""
+    return [
+        LogPartition(stretch, cluster_id, origin.servers_of(number), number) for number, stretch in enumerate(stretches)
+    ]
 
 
 def open_origin(options: SourceOptions) -> Origin:
@@ -71,13 +79,7 @@ def origin_of(options: SourceOptions, partition: LogPartition) -> Origin:
     """
     if options.path is None:
         timeout_s = options.fetchTimeoutMs / 1000
-        live = ClusterLog(
-            partition.servers,
-            timeout_s,
-            known=partition.cluster_id,
-            task_number=partition.task_number,
-            access=options.access,
-        )
+        live = ClusterLog(partition.servers, timeout_s, known=partition.cluster_id, access=options.access)
         return _with_archive(options, live)
     origin = _with_archive(options, log_at(options.path))
     found = origin.cluster_id()

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from quire.cluster.request_id import REQUEST_ID
-from quire.log.frames import walk_headers
+from quire.log.frames import FrameHeader, walk_headers
 from tests.pipeline.logs import CLUSTER
 
 Told = tuple[int, bytes]
@@ -79,15 +79,21 @@ def answers_of(
     highest: int = 100,
 ) -> dict[str, Told | Callable[[dict[str, int]], Told]]:
     """What a node of a cluster of one answers, with the records up to `highest`."""
-    status = {"cluster_id": cluster_id.hex(), "role": "follower", "log_bytes": 1000}
-    status |= {"lowest_index": lowest, "highest_index": highest}
-    members = {"node_id": "n1", "nodes": {"n1": {"address": "127.0.0.1:1", "status": status}}}
     return {
-        "/status": (200, json.dumps(status).encode()),
-        "/cluster": (200, json.dumps(members).encode()),
+        "/status": members(cluster_id=cluster_id),
         "/index_bounds": bounds(lowest, highest),
         "/records": records,
     }
+
+
+def members(*addresses: str, leader: int = -1, observer: int = -1, cluster_id: bytes = CLUSTER) -> Told:
+    """What `/status` says of the members at these addresses, n0 and so on, of which two are named by their place."""
+    rows = [
+        {"node_id": f"n{place}", "address": address, "role": "observer" if place == observer else "voter"}
+        for place, address in enumerate(addresses)
+    ]
+    status = {"node_id": "n1", "cluster_id": cluster_id.hex(), "leader": f"n{leader}", "members": rows}
+    return 200, json.dumps(status).encode()
 
 
 def bounds(lowest: int, highest: int) -> Told:
@@ -96,22 +102,41 @@ def bounds(lowest: int, highest: int) -> Told:
 
 
 def pages(raw: bytes, *, answers: int = 1 << 30, lowest: int = 0) -> Callable[[dict[str, int]], Told]:
-    """The frames of a log as a node gives them, from the one that holds `from` on; after so many answers, none.
-    What is below `lowest` has expired.
+    """The frames of a log as a node gives them, or the boundaries among them, from the one that holds `from` on.
+
+    After so many answers, there is none. What is below `lowest` has expired.
     """
-    left = answers
+    left, frames = answers, list[tuple[int, FrameHeader]]()
 
     def answer(asked: dict[str, int]) -> Told:
-        nonlocal left
+        nonlocal left, frames
         left -= 1
         if left < 0:
             return SILENT
         if asked["from"] < lowest:
             return 410, b'{"detail": "it has expired"}'
-        held = [(offset, header) for offset, header in walk_headers(raw) if header.next_index > asked["from"]]
+        frames = frames or list(walk_headers(raw))
+        held = [
+            (offset, header)
+            for offset, header in frames
+            if header.next_index > asked["from"] and header.index < asked.get("to", header.next_index)
+        ]
+        if "boundaries" in asked:
+            return 200, json.dumps({"boundaries": _boundaries(held, asked)}).encode()
         fits = [
             offset + header.size for offset, header in held if offset + header.size - held[0][0] <= asked["max_bytes"]
         ]
         return 200, raw[held[0][0] : max([held[0][0] + held[0][1].size, *fits])]
 
     return answer
+
+
+def _boundaries(held: list[tuple[int, FrameHeader]], asked: dict[str, int]) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    index = size = 0
+    for _, header in held:
+        if size and size + header.size > asked["boundaries"]:
+            found.append((index, size))
+            size = 0
+        index, size = header.next_index, size + header.size
+    return [*found, (index, size)][: asked["limit"]] if held else []

@@ -59,7 +59,7 @@ def access(tmp_path: Path, authority: Authority) -> Access:
 
 def node_id(server: str, access: Access, timeout_s: float = 30.0) -> object:
     with closing(Nodes([server], timeout_s, access)) as nodes:
-        return nodes.first("/cluster", "its id", document_of)["node_id"]
+        return nodes.first("/status", "its id", document_of)["node_id"]
 
 
 def test_a_task_reads_a_locked_cluster_with_the_files_that_the_options_name(
@@ -113,7 +113,7 @@ def test_nothing_is_sent_to_a_server_that_does_not_prove_its_name(
         return 200, b"{}"
 
     context = None if cluster is None else Authority(cluster).context(tmp_path)
-    with serving({"/cluster": answer}, tls=context) as server, pytest.raises(ClusterUnavailable, match=words):
+    with serving({"/status": answer}, tls=context) as server, pytest.raises(ClusterUnavailable, match=words):
         node_id(server, access, 0.2)
 
     assert asked == []
@@ -130,7 +130,7 @@ def test_a_token_that_no_node_knows_is_refused_at_once_and_not_shown(tls: ssl.SS
 
 
 def test_a_role_that_does_not_suffice_is_refused_at_once() -> None:
-    told = {"/cluster": (403, b'{"detail": "it takes read"}')}
+    told = {"/status": (403, b'{"detail": "it takes read"}')}
     with serving(told) as server, pytest.raises(AnswerRefused, match="403: it takes read"):
         node_id(server, Access())
 
@@ -138,7 +138,7 @@ def test_a_role_that_does_not_suffice_is_refused_at_once() -> None:
 def test_a_process_without_a_ca_learns_that_the_nodes_speak_tls() -> None:
     problem = json.dumps({"type": "urn:quire:problem:tls-required", "detail": "tls"}).encode()
     words = "speaks TLS; give the cluster's CA with option ca, or --ca"
-    with serving({"/cluster": (400, problem)}) as server, pytest.raises(AnswerRefused, match=f"{server} {words}"):
+    with serving({"/status": (400, problem)}) as server, pytest.raises(AnswerRefused, match=f"{server} {words}"):
         node_id(server, Access())
 
 
@@ -147,16 +147,16 @@ def test_a_token_and_a_ca_are_rotated_while_a_process_reads(
 ) -> None:
     tokens, follower = {TOKEN}, Authority("shop")
     with serving(answers_of(), tls=tls, tokens=tokens) as server, closing(Nodes([server], 30.0, access)) as nodes:
-        assert nodes.first("/cluster", "its id", document_of)["node_id"] == "n1"
+        assert nodes.first("/status", "its id", document_of)["node_id"] == "n1"
 
         Path(str(access.token_file)).write_text(NEXT + "\n")
         tokens ^= {TOKEN, NEXT}
-        assert nodes.first("/cluster", "its id", document_of)["node_id"] == "n1"
+        assert nodes.first("/status", "its id", document_of)["node_id"] == "n1"
 
         Path(str(access.ca)).write_bytes(follower.pem + authority.pem)
         tls.load_cert_chain(*follower.issue(tmp_path))
         nodes.close()  # So that it connects again.
-        assert nodes.first("/cluster", "its id", document_of)["node_id"] == "n1"
+        assert nodes.first("/status", "its id", document_of)["node_id"] == "n1"
 
 
 def test_a_file_that_a_host_does_not_have_is_refused_with_the_host(access: Access) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -14,9 +13,8 @@ from quire.pipeline.archive.log import ArchiveLog
 from quire.pipeline.errors import ClusterUnavailable
 from quire.pipeline.jobs import archive
 from quire.pipeline.source.options import SourceOptions
-from tests.pipeline.logs import CLUSTER
-from tests.pipeline.servers import SILENT, Told, answers_of, pages, serving
-from tests.pipeline.test_nodes import HIGHEST, raw_frames
+from tests.pipeline.servers import SILENT, Told, answers_of, members, pages, serving
+from tests.pipeline.test_nodes import HIGHEST, RECORDS_A_FRAME, raw_frames
 
 Records = Callable[[dict[str, int]], Told]
 PIECE = 25
@@ -24,8 +22,8 @@ PIECE = 25
 
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of PIECE records: of 1,000 bytes for 100, as the servers say."""
-    monkeypatch.setattr("quire.pipeline.origin.cluster.STRETCH_BYTES", 10 * PIECE)
+    """Of PIECE records, in frames of 70 bytes."""
+    monkeypatch.setattr("quire.pipeline.origin.cluster.STRETCH_BYTES", PIECE // RECORDS_A_FRAME * 70)
 
 
 def archived(path: Path, *nodes: Records, fetch_timeout_ms: int = 30_000) -> bytes:
@@ -33,21 +31,13 @@ def archived(path: Path, *nodes: Records, fetch_timeout_ms: int = 30_000) -> byt
     addresses: list[str] = []
     asked = 0
 
-    def members(_asked: dict[str, int]) -> Told:
+    def status(_asked: dict[str, int]) -> Told:
         nonlocal asked
         asked += 1
-        leader = min(asked, 2)  # The leader changes once somebody has asked who it is.
-        told = {
-            f"n{place}": {
-                "address": address,
-                "status": {"cluster_id": CLUSTER.hex(), "role": "leader" if place == leader else "follower"},
-            }
-            for place, address in enumerate(addresses)
-        }
-        return 200, json.dumps({"node_id": "n0", "nodes": told}).encode()
+        return members(*addresses, leader=min(asked, 2))  # It changes once somebody has asked who it is.
 
     with ExitStack() as stack:
-        answers = [answers_of(records=records) | {"/cluster": members} for records in nodes]
+        answers = [answers_of(records=records) | {"/status": status} for records in nodes]
         addresses += [stack.enter_context(serving(each)) for each in answers]
         options = SourceOptions(bootstrap=tuple(addresses), fetchTimeoutMs=fetch_timeout_ms)
         summary = archive(options, str(path))
@@ -75,8 +65,8 @@ def test_an_archive_of_nodes_that_fall_silent_is_the_log_to_the_byte(tmp_path: P
 def test_an_archive_of_which_the_nodes_fell_silent_goes_on_where_it_ended(tmp_path: Path) -> None:
     raw = raw_frames(tmp_path / "n1")
 
-    with pytest.raises(ClusterUnavailable):  # Three of the answers are for the pieces' ends.
-        archived(tmp_path / "archive", silent, silent, pages(raw, answers=5), fetch_timeout_ms=2000)
+    with pytest.raises(ClusterUnavailable):  # One of the answers is for the pieces' ends.
+        archived(tmp_path / "archive", silent, silent, pages(raw, answers=3), fetch_timeout_ms=2000)
     with serving(answers_of(records=pages(raw))) as server:
         rest = archive(SourceOptions(bootstrap=(server,)), str(tmp_path / "archive"))
     assert (rest.from_index, rest.to_index) == (2 * PIECE, HIGHEST)

@@ -27,7 +27,7 @@ from quire.pipeline.source.options import SourceOptions
 from quire.pipeline.source.readers import LogReader, LogStreamReader, read_partition
 from quire.pipeline.source.reading import LogPartition
 from tests.pipeline.logs import CLUSTER, append_and_flush, writing
-from tests.pipeline.servers import SILENT, Told, answers_of, bounds, pages, serving
+from tests.pipeline.servers import SILENT, Told, answers_of, bounds, members, pages, serving
 
 FRAMES, RECORDS_A_FRAME = 20, 5
 HIGHEST = FRAMES * RECORDS_A_FRAME
@@ -69,13 +69,17 @@ def test_a_read_goes_on_at_another_node_behind_the_last_row_that_it_has(tmp_path
             assert read([dying, other]) == list(range(3, 97))
 
 
-def test_each_task_begins_with_another_follower_and_the_leader_stands_last_for_all() -> None:
-    servers = ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]
-    orders = [ClusterLog(servers, 1.0, known=CLUSTER.hex(), task_number=number).servers for number in range(4)]
+def test_observers_stand_first_the_leader_last_and_each_task_begins_with_another_of_equals() -> None:
+    told = answers_of()
+    with serving(told) as server, closing(ClusterLog([server], 30.0)) as log:
+        others = ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]
+        told["/status"] = members(others[0], server, others[1], others[2], leader=0, observer=3)
+        orders = [log.servers_of(number) for number in range(4)]
 
-    assert [order[0] for order in orders] == [servers[0], servers[1], servers[0], servers[1]]
-    assert {order[-1] for order in orders} == {servers[2]}
-    assert ClusterLog(servers[:1], 1.0, known=CLUSTER.hex(), task_number=5).servers == tuple(servers[:1])
+    assert {order[0] for order in orders} == {others[2]}
+    assert [order[1] for order in orders] == [server, others[1], server, others[1]]
+    assert {order[-1] for order in orders} == {others[0]}
+    assert log.servers == orders[0]
 
 
 def test_where_records_expired_before_a_task_came_to_them_it_fails_or_goes_on_behind_them(tmp_path: Path) -> None:
@@ -229,31 +233,20 @@ def indices(reader: LogReader | LogStreamReader, partition: InputPartition) -> l
 def test_a_driver_learns_again_who_leads_and_does_not_change_to_another_cluster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with serving(told := answers_of()) as server:
-        told["/cluster"] = members(server, "127.0.0.1:1")
-        log = ClusterLog([server], 30.0)
-        assert log.servers == (server, "127.0.0.1:1")
-        told["/cluster"] = members("127.0.0.1:1", server)
+    with serving(told := answers_of()) as server, serving(told) as other, closing(ClusterLog([server], 30.0)) as log:
+        told["/status"] = members(server, other, leader=1)
+        assert log.servers == (server, other)
+        told["/status"] = members(other, server, leader=1)
         log.bounds()
-        assert log.servers == (server, "127.0.0.1:1")
+        assert log.servers == (server, other)
 
         monkeypatch.setattr(quire.pipeline.origin.cluster, "ROLES_FOR_S", 0.0)
         vars(log)["_learn_again_at"] = 0.0
         log.bounds()
-        assert log.servers == ("127.0.0.1:1", server)
-        told["/cluster"] = members("127.0.0.1:1", server, b"o" * 16)
+        assert log.servers == (other, server)
+        told["/status"] = members(other, server, cluster_id=b"o" * 16)
         with pytest.raises(ForeignLog, match="6f6f"):
             log.bounds()
-        log.close()
-
-
-def members(follower: str, leader: str, cluster_id: bytes = CLUSTER) -> Told:
-    """What `/cluster` says of two nodes, told by the first."""
-    nodes = {
-        name: {"address": address, "status": {"cluster_id": cluster_id.hex(), "role": role}}
-        for name, address, role in (("n1", follower, "follower"), ("n2", leader, "leader"))
-    }
-    return 200, json.dumps({"node_id": "n1", "nodes": nodes}).encode()
 
 
 @pytest.mark.parametrize(("size", "passes"), [(1000, True), (1001, False)])

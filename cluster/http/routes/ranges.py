@@ -79,7 +79,7 @@ async def get_records(request: web.Request) -> web.StreamResponse:
     With `boundaries=BYTES` the answer has no records: {"boundaries": [[index, bytes], ...]} are the frame boundaries at
     which to cut the range into parts of at most BYTES, but of one frame at least, each with the bytes of the frames
     since the one before; the first part begins with the frame that holds `from`, and the last ends with the one that
-    holds the range's last record. At most BOUNDARIES_LIMIT are in one answer.
+    holds the range's last record. At most `limit` are in one answer, or BOUNDARIES_LIMIT.
     """
     if "boundaries" in request.query:
         return await _get_boundaries(request)
@@ -109,17 +109,19 @@ def _headers(node: NodeView, next_index: int) -> dict[str, str]:
 async def _get_boundaries(request: web.Request) -> web.Response:
     """Where to cut a range, without its records: see `get_records`."""
     node, work = request.app[API].node, work_of(request)
-    parameters = parameters_of(request, "from", "to", "boundaries", "history")
+    parameters = parameters_of(request, "from", "to", "boundaries", "limit", "history")
     if (history := parameters.get("history")) is not None:
         refuse_other_history(history, node.components.history)
     max_bytes = integer_of(parameters, "boundaries") or 0
+    limit = integer_of(parameters, "limit", BOUNDARIES_LIMIT)
+    most = BOUNDARIES_LIMIT if limit is None else limit
     bounds = visible_bounds(node)
     index, to_index = integer_of(parameters, "from"), integer_of(parameters, "to")
     index = bounds.lowest_index if index is None else index
     _refuse_outside(bounds, index, to_index)
     end = bounds.highest_index if to_index is None else min(to_index, bounds.highest_index)
     found: list[tuple[int, int]] = []
-    while index < end and len(found) < BOUNDARIES_LIMIT:
+    while index < end and len(found) < most:
         await work.turn(BOUNDARY_ROWS)
         index, size = node.components.reading.boundary_within(index, end, max_bytes)
         found.append((index, size))
