@@ -108,7 +108,7 @@ class ArchiveLog:
         """The headers of a file's frames from the one that holds `from_index` on."""
         held = self.manifest.files[place]
         stretch = Stretch(from_index, held.to_index, held.segment)
-        for rows in self._file_rows(place, stretch, Skimmer()):
+        for rows in self._file_rows(place, stretch, None):
             for header, _ in rows.frames:
                 if header.next_index > from_index:
                     yield header
@@ -137,7 +137,7 @@ class ArchiveLog:
         if found.st_size != held.file_bytes:
             raise self._damaged(held, f"it has {found.st_size} bytes, not {held.file_bytes}")
 
-    def rows(self, stretch: Stretch, skimmer: Skimmer) -> Iterator[Rows]:
+    def rows(self, stretch: Stretch, skimmer: Skimmer | None) -> Iterator[Rows]:
         for place in range(self.manifest.place_of(stretch.from_index), len(self.manifest.files)):
             held = self.manifest.files[place]
             if held.from_index >= stretch.to_index:
@@ -148,7 +148,7 @@ class ArchiveLog:
     def close(self) -> None:
         """Nothing is held open between two calls."""
 
-    def _file_rows(self, place: int, stretch: Stretch, skimmer: Skimmer) -> Iterator[Rows]:
+    def _file_rows(self, place: int, stretch: Stretch, skimmer: Skimmer | None) -> Iterator[Rows]:
         """The rows of a stretch within one file; its frames are verified by crc and chain."""
         held = self.manifest.files[place]
         tail: Tail | None = None
@@ -300,7 +300,7 @@ class JoinedLog:
         archived = self.archive.stretches(from_index, boundary, of_archive)
         return [*archived, *self.live.stretches(boundary, to_index, least - of_archive)]
 
-    def rows(self, stretch: Stretch, skimmer: Skimmer) -> Iterator[Rows]:
+    def rows(self, stretch: Stretch, skimmer: Skimmer | None) -> Iterator[Rows]:
         if stretch.from_index < self._boundary:
             yield from self.archive.rows(stretch._replace(to_index=min(stretch.to_index, self._boundary)), skimmer)
         if stretch.to_index > self._boundary:

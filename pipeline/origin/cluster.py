@@ -144,7 +144,7 @@ class ClusterLog:
     def _header(self, index: int) -> FrameHeader:
         """The header of the frame that holds an index."""
         stretch = Stretch(index, index + 1, None)
-        gathering, _ = self._page(stretch, index, None, Skimmer(), max_bytes=1)
+        gathering, _ = self._page(stretch, index, None, None, max_bytes=1)
         return gathering.frames[0][0]
 
     def crc32c_before(self, index: int) -> int:
@@ -173,7 +173,7 @@ class ClusterLog:
                 reached = index
                 yield min(index, to_index), size
 
-    def rows(self, stretch: Stretch, skimmer: Skimmer) -> Iterator[Rows]:
+    def rows(self, stretch: Stretch, skimmer: Skimmer | None) -> Iterator[Rows]:
         index, tail = stretch.from_index, None
         while index < stretch.to_index:
             gathering, tail = self._page(stretch, index, tail, skimmer, self._page_bytes)
@@ -185,7 +185,7 @@ class ClusterLog:
         self._nodes.close()
 
     def _page(
-        self, stretch: Stretch, index: int, tail: Tail | None, skimmer: Skimmer, max_bytes: int
+        self, stretch: Stretch, index: int, tail: Tail | None, skimmer: Skimmer | None, max_bytes: int
     ) -> tuple[RowBuilder, Tail]:
         """The frames from the one that holds `index` on, as many as a node returns, and the tail after them."""
 
@@ -235,7 +235,7 @@ class ClusterLog:
 
 
 def _verified(
-    answer: Answer, index: int, to_index: int, tail: Tail | None, skimmer: Skimmer
+    answer: Answer, index: int, to_index: int, tail: Tail | None, skimmer: Skimmer | None
 ) -> tuple[RowBuilder, Tail]:
     """The frames of an answer, verified by crc and chain; the first one must hold `index`. Raises TryNext."""
     raw = memoryview(answer.body)

@@ -17,6 +17,8 @@ from quire.log.json_text import to_json_each
 from ..errors import BatchTooLarge
 from .rows import Rows, headers_of, values_of
 
+HEADER_COLUMNS = frozenset({"index", "epoch", "timestamp", "kind", "segment"})
+"""These are made of the headers of frames alone: rows without payloads have them."""
 MAX_BATCH_ROWS = 65_536
 MAX_BATCH_BYTES = 2**31 - 1
 """The limit of one column of a batch: Arrow's offsets have 32 bits."""

@@ -134,7 +134,7 @@ class DataDirLog:
         ends = [*held[1:], to_index]
         return split([Stretch(max(base, from_index), end, base) for base, end in zip(held, ends, strict=True)], least)
 
-    def rows(self, stretch: Stretch, skimmer: Skimmer) -> Iterator[Rows]:
+    def rows(self, stretch: Stretch, skimmer: Skimmer | None) -> Iterator[Rows]:
         with closing(self._open(_base_of(stretch), stretch.from_index, stretch.to_index)) as segment:
             tail, position = segment.start(stretch.from_index)
             while tail.index < stretch.to_index:
@@ -185,7 +185,7 @@ def _base_of(stretch: Stretch) -> int:
 
 
 def _piece(
-    segment: SegmentFile, position: int, tail: Tail, to_index: int, skimmer: Skimmer
+    segment: SegmentFile, position: int, tail: Tail, to_index: int, skimmer: Skimmer | None
 ) -> tuple[RowBuilder, Tail, int]:
     """The verified frames of one piece of a store up to `to_index`, and the tail and the position after them."""
     raw = memoryview(segment.store.read_at(position, CHUNK_BYTES))

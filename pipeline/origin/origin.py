@@ -93,8 +93,8 @@ class Origin(Protocol):
         """
         ...
 
-    def rows(self, stretch: Stretch, skimmer: Skimmer) -> Iterator[Rows]:
-        """The rows of a stretch, in order, verified by crc and chain.
+    def rows(self, stretch: Stretch, skimmer: Skimmer | None) -> Iterator[Rows]:
+        """The rows of a stretch, in order, verified by crc and chain; without a skimmer, what headers of frames have.
 
         Raises:
             FrameCorrupt: at this file and position.

@@ -40,6 +40,7 @@ class Rows:
     timestamp: Integers
     kind: NDArray[np.int8]
     session: Integers
+    """This array and the next three are empty if the payloads were not skimmed."""
     sequence: Integers
     start: Integers
     """Where each value starts in `raw`; `end` is where it ends."""
@@ -58,7 +59,8 @@ class RowBuilder:
     """Builds the rows of one piece of a log from its verified frames, added in order."""
 
     raw: memoryview
-    skimmer: Skimmer
+    skimmer: Skimmer | None
+    """None: the payloads are not looked into, and rows have only what the headers of their frames have."""
     frames: list[tuple[FrameHeader, int]] = field(default_factory=list[tuple[FrameHeader, int]])
     _ends: list[int] = field(default_factory=list[int])
     _firsts: list[int] = field(default_factory=list[int])
@@ -71,7 +73,11 @@ class RowBuilder:
         Raises:
             PayloadInvalid: the payload does not match its kind.
         """
-        body = offset + HEADER_BYTES
+        self.frames.append((header, offset))
+        if self.skimmer is not None:
+            self._add_payload(header, offset + HEADER_BYTES, self.skimmer)
+
+    def _add_payload(self, header: FrameHeader, body: int, skimmer: Skimmer) -> None:
         end = body + header.length
         kind, count = header.kind, header.count
         if kind == Kind.BLOB:
@@ -83,10 +89,9 @@ class RowBuilder:
             self._ends.append(end)
             self._shifts.append(0)
         else:
-            skimmer = self.skimmer
             shift = body - skimmer.feed(self.raw[body:end])
             if kind == Kind.RUNS:
-                self._add_runs(shift, count)
+                self._add_runs(shift, count, skimmer)
             if skimmer.array() != count:
                 raise PayloadInvalid(f"is not one array of {count} values")
             self._firsts.append(skimmer.position + shift)
@@ -97,7 +102,6 @@ class RowBuilder:
             self._shifts.append(shift)
         if kind != Kind.RUNS:
             self._runs.append((header.session, header.sequence, count))
-        self.frames.append((header, offset))
 
     def _metadata_length(self, body: int, end: int) -> int:
         if end - body < _BLOB_HEAD.size:
@@ -107,8 +111,7 @@ class RowBuilder:
             raise PayloadInvalid("a blob's metadata is cut short")
         return length
 
-    def _add_runs(self, shift: int, count: int) -> None:
-        skimmer = self.skimmer
+    def _add_runs(self, shift: int, count: int, skimmer: Skimmer) -> None:
         if skimmer.array() != 2:
             raise PayloadInvalid("is not one array of 2 values")
         start = skimmer.position + shift
@@ -130,12 +133,11 @@ class RowBuilder:
         headers = [header for header, _ in self.frames]
         counts = np.array([header.count for header in headers], np.int64)
         index = np.arange(headers[0].index, headers[0].index + int(counts.sum()), dtype=np.int64)
-        end = np.array(self._ends, np.int64) + np.repeat(np.array(self._shifts, np.int64), counts)
-        start = np.empty_like(end)
-        start[1:] = end[:-1]
-        start[np.cumsum(counts) - counts] = self._firsts
         kind = np.repeat(np.array([header.kind for header in headers], np.int8), counts)
-        session, sequence = self._sessions()
+        session = sequence = start = end = np.empty(0, np.int64)
+        if self.skimmer is not None:
+            session, sequence = self._sessions()
+            start, end = self._places(counts)
         taken = slice(max(0, from_index - headers[0].index), max(0, to_index - headers[0].index))
         rows = Rows(
             self.raw,
@@ -150,8 +152,16 @@ class RowBuilder:
             self.frames,
             {},
         )
-        self._unwrap(rows)
+        if self.skimmer is not None:
+            self._unwrap(rows, self.skimmer)
         return rows
+
+    def _places(self, counts: Integers) -> tuple[Integers, Integers]:
+        end = np.array(self._ends, np.int64) + np.repeat(np.array(self._shifts, np.int64), counts)
+        start = np.empty_like(end)
+        start[1:] = end[:-1]
+        start[np.cumsum(counts) - counts] = self._firsts
+        return start, end
 
     def _sessions(self) -> tuple[Integers, Integers]:
         sessions, sequences, counts = zip(*self._runs, strict=True)
@@ -162,7 +172,7 @@ class RowBuilder:
         sequence = np.where(session != 0, np.repeat(_unsigned(sequences), counted) + place, 0)
         return session, sequence
 
-    def _unwrap(self, rows: Rows) -> None:
+    def _unwrap(self, rows: Rows, skimmer: Skimmer) -> None:
         """Find the headers of records, and the values inside the ext type that wraps both."""
         if not len(rows):
             return
@@ -170,21 +180,21 @@ class RowBuilder:
         wrapped = _IS_EXT[octets[np.minimum(rows.start, len(octets) - 1)]]
         wrapped &= (rows.kind == Kind.RECORDS) | (rows.kind == Kind.RUNS)
         for row in np.flatnonzero(wrapped).tolist():
-            self._unwrap_row(rows, row)
+            self._unwrap_row(rows, row, skimmer)
         for row in np.flatnonzero(rows.kind == Kind.BLOB).tolist():
             self._blob_headers(rows, row)
 
-    def _unwrap_row(self, rows: Rows, row: int) -> None:
+    def _unwrap_row(self, rows: Rows, row: int, skimmer: Skimmer) -> None:
         start, end = int(rows.start[row]), int(rows.end[row])
         to_type, to_data = _EXT_PLACES[self.raw[start]]
         if self.raw[start + to_type] != HEADERS_EXT_TYPE:
             return
         data = start + to_data
-        shift = data - self.skimmer.feed(self.raw[data:end])
-        if self.skimmer.array() != 2:
+        shift = data - skimmer.feed(self.raw[data:end])
+        if skimmer.array() != 2:
             raise PayloadInvalid("a record with headers is not one array of 2 values")
-        first = self.skimmer.position + shift
-        ends = self.skimmer.ends(2)
+        first = skimmer.position + shift
+        ends = skimmer.ends(2)
         rows.headers[row] = bytes(self.raw[first : ends[0] + shift])
         rows.start[row], rows.end[row] = ends[0] + shift, ends[1] + shift
 

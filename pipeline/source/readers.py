@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 from quire.log.packing import Skimmer
 
 from ..errors import CheckpointAhead, ForeignLog, LogRewritten, OptionRefused, RecordsLost
-from ..origin.columns import batches_of
+from ..origin.columns import HEADER_COLUMNS, batches_of
 from ..origin.origin import Bounds, Origin
 from ..origin.rows import Rows
 from .offsets import Offset, OffsetInvalid
@@ -225,11 +225,12 @@ def read_partition(options: SourceOptions, schema: StructType, partition: LogPar
         FrameCorrupt, ForeignLog, ClusterUnavailable: from the origin.
     """
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
+    needs_payloads = not HEADER_COLUMNS.issuperset(arrow_schema.names)
     left, unchecked = partition.stretch, partition.follows
     while left.from_index < left.to_index:
         try:
             with closing(origin_of(options, partition)) as origin:
-                for rows in origin.rows(left, Skimmer()):
+                for rows in origin.rows(left, Skimmer() if needs_payloads else None):
                     if unchecked is not None:
                         _check_follows(origin.name, rows, left.from_index, unchecked)
                         unchecked = None

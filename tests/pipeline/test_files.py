@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -13,12 +14,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StructType
 
 from quire.log import (
     FileDirectory,
     FrameCorrupt,
+    Kind,
     Log,
     LogOptions,
     PayloadInvalid,
@@ -32,7 +35,8 @@ from quire.log.options import STORE_HEADER_BYTES
 from quire.log.packing import Skimmer
 from quire.log.payload import stored_records
 from quire.pipeline.errors import NoLog, RecordsLost
-from quire.pipeline.origin.columns import MAX_BATCH_ROWS, batches_of
+from quire.pipeline.jobs import archive
+from quire.pipeline.origin.columns import HEADER_COLUMNS, MAX_BATCH_ROWS, batches_of
 from quire.pipeline.origin.data_dir import CHUNK_BYTES, DataDirLog
 from quire.pipeline.origin.origin import Bounds, Stretch, split
 from quire.pipeline.origin.rows import RowBuilder, Rows
@@ -237,6 +241,90 @@ def test_a_range_of_indices_or_of_time_reads_the_frames_of_no_segment_beside_it(
         assert read == expected[start:end]
 
 
+def reader_of(path: Path, names: Iterable[str] = SCHEMA.names, **options: str) -> LogReader:
+    """The reader of a schema with these columns."""
+    schema = StructType([full_schema(headers=True)[name] for name in names])
+    return LogReader(SourceOptions.parse({"path": str(path), **options}, streaming=False), schema)
+
+
+def table_of(reader: LogReader, parts: Iterable[InputPartition]) -> pa.Table:
+    """What a reader returns of partitions."""
+    return pa.Table.from_batches(batch for part in parts for batch in reader.read(part))
+
+
+@pytest.mark.parametrize("archived", [False, True])
+def test_any_columns_are_those_of_a_read_of_all_columns(tmp_path: Path, archived: bool) -> None:
+    path = tmp_path / "log"
+    with writing(path, LogOptions()) as log:
+        every_kind(log)
+    if archived:
+        archive(SourceOptions(path=str(path)), str(tmp_path / "archive"))
+        path = tmp_path / "archive"
+    reader = reader_of(path)
+    parts = reader.partitions()
+    whole = table_of(reader, parts)
+
+    for count in (1, 2, 3, 9, 10):  # Each column is made by itself, of payloads or without them.
+        for names in itertools.combinations(SCHEMA.names, count):
+            assert table_of(reader_of(path, names), parts).equals(whole.select(names)), names
+
+
+def test_a_value_that_is_not_as_its_kind_says_matters_only_to_columns_made_of_payloads(tmp_path: Path) -> None:
+    with writing(tmp_path) as log:
+        frames = Frames(log)
+        frames.add(Kind.RECORDS, b"\x92\x01", 2)
+        frames.add(Kind.RUNS, b"\x01\x01", 2)
+        log.flush()
+    reader = reader_of(tmp_path, sorted(HEADER_COLUMNS))
+    parts = reader.partitions()
+
+    assert table_of(reader, parts).column("index").to_pylist() == [0, 1, 2, 3]
+    for name in set(SCHEMA.names) - HEADER_COLUMNS:
+        with pytest.raises(FrameCorrupt):
+            table_of(reader_of(tmp_path, ["index", name]), parts)
+
+
+def test_a_flipped_bit_of_a_value_is_found_though_no_column_needs_it(tmp_path: Path) -> None:
+    with writing(tmp_path) as log:
+        append_and_flush(log, ["a value"])
+    store = tmp_path / "log" / f"{0:020d}.store"
+    raw = bytearray(store.read_bytes())
+    raw[raw.index(b"a value")] ^= 1
+    store.write_bytes(raw)
+    reader = reader_of(tmp_path, ["index"])
+
+    with pytest.raises(FrameCorrupt, match="payload"):
+        table_of(reader, reader.partitions())
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+def test_a_range_of_a_segment_with_an_index_file_reads_little_but_its_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_time: bool
+) -> None:
+    clock, first, last = Clock(), 3000, 3002
+    with writing(tmp_path, LogOptions(segment_bytes=8 << 20), clock) as log:
+        for number in range(4096):
+            clock.now = START + number * SECOND
+            log.append([b"x" * 4096])
+    place = {"startingOffsets": str(first), "endingOffsets": str(last)}
+    if by_time:
+        from_ms, to_ms = (START // 1000 + index * 1000 for index in (first, last))
+        place = {"startingTimestamp": str(from_ms), "endingTimestamp": str(to_ms)}
+    counted: list[int] = []
+    pread = os.pread
+
+    def counting(descriptor: int, length: int, position: int) -> bytes:
+        data = pread(descriptor, length, position)
+        counted.append(len(data))
+        return data
+
+    monkeypatch.setattr(os, "pread", counting)
+    reader = reader_of(tmp_path, ["index"], **place)
+
+    assert table_of(reader, reader.partitions()).column("index").to_pylist() == list(range(first, last))
+    assert sum(counted) < CHUNK_BYTES + (1 << 19)  # Of 16 MiB: a piece, and what finds it by index files.
+
+
 @pytest.mark.parametrize("options", [SMALL, LogOptions(segment_bytes=1 << 20, index_interval_bytes=512)])
 def test_so_many_bytes_reach_to_the_last_frame_that_fits_and_past_one_at_least(
     tmp_path: Path, options: LogOptions
@@ -422,6 +510,7 @@ def test_a_payload_that_is_not_as_its_kind_says_is_refused(payload: bytes, count
 
 MEASURED = """
 import resource, sys
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from quire.log.packing import Skimmer
 from quire.pipeline.origin.columns import batches_of
