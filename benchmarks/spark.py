@@ -1,8 +1,9 @@
 """How fast Spark reads a log from files: `python -m benchmarks.spark`, in an environment with quire[spark].
 
 Spark runs on this machine with two threads. The benchmark alternates between the quire source, Parquet with the same
-rows, and a Python loop over the same log. Then it measures a stream while a writer appends at a steady rate, and the
-planning of a read of a log with many segments. Processor time includes the JVM and all Python workers.
+rows, and a Python loop over the same log. Then it measures counts and a read from an index on, a stream while a writer
+appends at a steady rate, and the planning of a read of a log with many segments. Processor time includes the JVM and
+all Python workers.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from quire.pipeline.source.readers import LogReader
 from quire.pipeline.source.source import full_schema
 
 RECORDS = 5_000_000
+COUNTED = 3_000_000
 VALUE_BYTES = 100
 BATCH = 1_000
 ROUNDS = 5
@@ -120,10 +122,15 @@ class Measured:
             self._seconds.append(took)
             self._processor.append(_processor_seconds() - before)
 
+    @property
+    def processor_s(self) -> float:
+        """The median of the processor seconds."""
+        return statistics.median(self._processor)
+
     def line(self) -> str:
         """The row of the table."""
         best, median = self.records / min(self._seconds), self.records / statistics.median(self._seconds)
-        processor = statistics.median(self._processor) / self.records * 1e6
+        processor = self.processor_s / self.records * 1e6
         return f"| {self.name} | {median:,.0f} | {best:,.0f} | {processor:.2f} | {self.goal} |"
 
 
@@ -201,6 +208,65 @@ def batch_lines(spark: SparkSession, top: Path, records: int) -> list[str]:
         "|---|---:|---:|---:|---:|",
         *(run.line() for run in runs),
     ]
+
+
+def count_lines(spark: SparkSession, top: Path, records: int) -> list[str]:
+    """Measure counts, and a read of the last percent of the records; return the lines of the report."""
+    path, parquet = top / "counted", top / "counted-parquet"
+    write_log(path, records, commands)
+    spark.read.format("quire").load(str(path)).write.parquet(str(parquet))
+
+    def quire(schema: str | None = None, **options: str) -> DataFrame:
+        reader = spark.read.format("quire").options(**options)
+        return (reader.schema(schema) if schema else reader).load(str(path))
+
+    first, late = records - records // 100, records // 100
+    counts = Measured("Parquet: `count()`", records, "", spark.read.parquet(str(parquet)).count)
+    above = Measured(
+        "Parquet: `index >= N`, counted",
+        late,
+        "",
+        lambda: spark.read.parquet(str(parquet)).where(f"index >= {first}").count(),
+    )
+    runs = [
+        (counts, counts),
+        (Measured("quire: `count()`, schema `index long`", records, "", lambda: quire("index long").count()), counts),
+        (Measured("quire: `count()`, all columns", records, "", lambda: quire().count()), counts),
+        (above, above),
+        (
+            Measured(
+                "quire: `startingOffsets` N, counted", late, "", lambda: quire(startingOffsets=str(first)).count()
+            ),
+            above,
+        ),
+        (Measured("quire: `index >= N`, counted", late, "", lambda: quire().where(f"index >= {first}").count()), above),
+    ]
+    for run, _ in runs:
+        run.once(counts=False)
+    for _ in range(ROUNDS):
+        for run, _ in runs:
+            run.once()
+    given = SourceOptions.parse({"path": str(path), "startingOffsets": str(first)}, streaming=False)
+    reader, before = LogReader(given, full_schema(headers=False)), _bytes_read()
+    found = sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part))
+    took = _bytes_read() - before
+    if found != late:
+        raise SystemExit(f"{found} records of {late}")
+    with closing(DataDirLog(str(path))) as files:
+        size = sum(store.stat().st_size for store in (path / "log").glob("*.store"))
+        segments = len(files.stretches(*files.bounds()))
+    return [
+        f"| {records:,} records | processor s | of Parquet's |",
+        "|---|---:|---:|",
+        *(f"| {run.name} | {run.processor_s:.2f} | {run.processor_s / base.processor_s:.1f} |" for run, base in runs),
+        "",
+        f"- a read of the last {late:,} records read {took:,} bytes; the log has {size:,} in {segments} segments",
+    ]
+
+
+def _bytes_read() -> int:
+    """The bytes that this process has read, cached ones included. Linux only."""
+    return int(Path("/proc/self/io").read_text().split()[1])
 
 
 def write_steadily(path: str, rate: int, seconds: int) -> None:
@@ -299,6 +365,8 @@ def main() -> None:
         "--directory", type=Path, default=None, help="parent of the data's directory; default: the system's"
     )
     parser.add_argument("--records", type=int, default=RECORDS)
+    parser.add_argument("--counted", type=int, default=COUNTED)
+    parser.add_argument("--only", choices=["batch", "count", "stream", "planning"], default=None)
     parser.add_argument("--rate", type=int, default=STREAM_RATE)
     parser.add_argument("--seconds", type=int, default=STREAM_S)
     parser.add_argument("--segments", type=int, default=SEGMENTS)
@@ -306,12 +374,15 @@ def main() -> None:
     spark = started()
     with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
         top = Path(directory)
-        for lines in (
-            batch_lines(spark, top, arguments.records),
-            stream_lines(spark, top, arguments.rate, arguments.seconds),
-            planning_lines(spark, top, arguments.segments),
-        ):
-            print("\n".join(lines), end="\n\n", flush=True)
+        parts: dict[str, Callable[[], list[str]]] = {
+            "batch": lambda: batch_lines(spark, top, arguments.records),
+            "count": lambda: count_lines(spark, top, arguments.counted),
+            "stream": lambda: stream_lines(spark, top, arguments.rate, arguments.seconds),
+            "planning": lambda: planning_lines(spark, top, arguments.segments),
+        }
+        for name, lines in parts.items():
+            if arguments.only in (None, name):
+                print("\n".join(lines()), end="\n\n", flush=True)
     print(f"{os.cpu_count()} processors, {arguments.records:,} records")
     spark.stop()
 

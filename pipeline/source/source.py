@@ -46,11 +46,14 @@ COLUMNS: dict[str, DataType] = {
 
 
 class SchemaRefused(PipelineError):
-    """The user's schema names an unknown column, or gives a column another type."""
+    """The user's schema has no column, names an unknown one, or gives a column another type."""
 
-    def __init__(self, field: StructField) -> None:
+    def __init__(self, field: StructField | None) -> None:
         known = ", ".join(f"{name} {kind.simpleString()}" for name, kind in COLUMNS.items())
-        super().__init__(f"there is no column {field.name} {field.dataType.simpleString()}; a log has {known}")
+        reason = "a schema has at least one column"
+        if field is not None:
+            reason = f"there is no column {field.name} {field.dataType.simpleString()}"
+        super().__init__(f"{reason}; a log has {known}")
         self.field = field
 
 
@@ -63,8 +66,10 @@ def check_schema(schema: StructType) -> None:
     """Check that a schema selects from the columns.
 
     Raises:
-        SchemaRefused: a field does not match any column.
+        SchemaRefused: a field does not match any column, or there is none: a batch without columns has no rows.
     """
+    if not schema.fields:
+        raise SchemaRefused(None)
     for field in schema.fields:
         kind = COLUMNS.get(field.name)
         if kind is None or kind.simpleString() != field.dataType.simpleString():

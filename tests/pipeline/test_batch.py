@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from tests.pipeline.logs import SECOND, SMALL, START, Clock, append_and_flush, every_kind, expected_rows, writing
 
@@ -169,3 +170,33 @@ def test_a_corrupt_frame_is_an_error_with_segment_and_position(spark: SparkSessi
         PySparkException, match=rf"{base:020d}.store is corrupt at byte {64 + 3 * 66}: the payload's crc"
     ):
         load(spark, tmp_path / "log").collect()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("pushed", ["false", "true"])
+def test_a_filter_of_one_query_takes_no_row_from_another_of_the_same_frame(
+    spark: SparkSession, numbers: Path, pushed: str
+) -> None:
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", pushed)
+    try:
+        frame = load(spark, numbers)
+        late, early = frame.where("index > 290"), frame.where(f"timestamp < timestamp_micros({START + SECOND})")
+
+        assert sorted(indices(late)) == list(range(291, 300))
+        assert sorted(indices(frame)) == list(range(300))
+        assert sorted(indices(early)) == [0, 1, 2]
+        assert sorted(indices(late.union(early))) == [0, 1, 2, *range(291, 300)]
+        assert sorted(indices(late.union(frame))) == sorted([*range(300), *range(291, 300)])
+        assert late.crossJoin(early.select("kind")).count() == 9 * 3
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+@pytest.mark.full
+def test_a_count_of_any_columns_is_the_number_of_records(spark: SparkSession, history: Path) -> None:
+    count = len(expected_rows(history))
+
+    for schema in ("index long", "segment long", "value binary", "headers map<string, string>"):
+        assert spark.read.format("quire").schema(schema).load(str(history)).count() == count
+    with pytest.raises(PySparkException, match="at least one column"):
+        spark.read.format("quire").schema(StructType([])).load(str(history)).count()
