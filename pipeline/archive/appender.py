@@ -1,13 +1,20 @@
-"""Append files to an archive, one process at a time; remove leftovers of a killed run.
+"""Append files to an archive, one process at a time; finish or remove what a killed run left in `_quire/new/`.
 
 A file becomes part of the archive in these steps, each durable before the next:
 
 1. The file is complete in the folder of new files, under a name of its own.
-2. It is renamed into its folder. It is visible there, but not yet part of the archive.
-3. Its line is in the manifest. Now it is part of the archive.
+2. It has its final name, still in the folder of new files.
+3. Its line is in the manifest. Now it is part of the archive; quire's readers look in the folder of new files as well.
+4. It is renamed into its folder, where every reader of Parquet sees it.
 
-If a run is killed between 1 and 3, the next run removes the file, since no line names it, and writes its records again.
-If it is killed during 3, the line is incomplete and is ignored.
+| killed after | the next run |
+|---|---|
+| 1 or 2 | removes the file, since no line names it, and writes its records again |
+| during 3 | cuts the incomplete line off; then as after 2 |
+| 3 | renames the file into its folder |
+
+So only files that are part of the archive are outside `_quire/`, and nothing outside `_quire/` is ever removed: a file
+there that no line names is somebody's own.
 """
 
 from __future__ import annotations
@@ -27,14 +34,17 @@ from .manifest import (
     MANIFEST_FILE,
     MANIFEST_VERSION,
     MAX_LINE_BYTES,
+    NEW_FOLDER,
     OWN_FOLDER,
+    ArchiveFile,
     ArchiveManifest,
     check_first_line,
     encode_line,
     manifest_stamp,
     open_manifest,
+    staged,
 )
-from .writer import NEW_FOLDER, Written
+from .writer import Written
 
 OWN_SNAPSHOTS = f"{OWN_FOLDER}/{SNAPSHOTS_FOLDER}"
 OWN_FOLDERS = (OWN_FOLDER, NEW_FOLDER, OWN_SNAPSHOTS, f"{OWN_FOLDER}/{LOCK_NAME}")
@@ -71,13 +81,23 @@ class ArchiveAppender:
         tail = self._manifest.tail
         if held.from_index != tail.index or written.prev_crc32c != tail.crc32c:
             raise ArchiveDiverges(name, held.from_index, written.prev_crc32c, tail.crc32c)
-        target = os.path.join(self.path, held.file)
-        _refuse_links(self.path, [os.path.dirname(os.path.dirname(held.file)), os.path.dirname(held.file)])
-        make_folder(Path(target).parent)
-        os.replace(os.path.join(self.path, written.new), target)
-        sync_folder(os.path.dirname(target))
+        self._make_folder(held)  # If that fails, no line names the file yet.
+        os.replace(os.path.join(self.path, written.new), os.path.join(self.path, staged(held)))
+        sync_folder(os.path.join(self.path, NEW_FOLDER))
         self._append(encode_line(held._asdict()))
         self._manifest.add(held)
+        self._place(held)
+
+    def _make_folder(self, held: ArchiveFile) -> None:
+        folder = os.path.dirname(held.file)
+        _refuse_links(self.path, [os.path.dirname(folder), folder])
+        make_folder(Path(self.path, folder))
+
+    def _place(self, held: ArchiveFile) -> None:
+        """Rename a file that is part of the archive into its folder; durable on return."""
+        target = os.path.join(self.path, held.file)
+        os.replace(os.path.join(self.path, staged(held)), target)
+        sync_folder(os.path.dirname(target))
 
     def _begin(self, cluster_id: str, origin: Tail) -> ArchiveManifest:
         self._append(encode_line({"version": MANIFEST_VERSION, "cluster_id": cluster_id, "origin": list(origin)}))
@@ -90,20 +110,21 @@ class ArchiveAppender:
             file.flush()
             os.fsync(file.fileno())
 
-    def clean(self) -> None:
-        """Remove files that no line of the manifest names."""
-        counted = set() if self._manifest is None else {held.file for held in self._manifest.files}
-        top = Path(self.path)
-        new = [top / NEW_FOLDER / name for name in ReadOnlyDirectory(top / NEW_FOLDER).list()]
-        for file in [*top.glob("date=*/segment=*/*.parquet"), *new]:
-            is_own = file.parent.resolve().is_relative_to(top.resolve())  # And not of a folder that a link leads to.
-            if is_own and str(file.relative_to(top)) not in counted:
-                file.unlink()
+    def recover(self) -> None:
+        """Rename the files that a killed run left between steps 3 and 4, and remove other new files."""
+        lined = {} if self._manifest is None else {staged(held): held for held in self._manifest.files}
+        for name in ReadOnlyDirectory(os.path.join(self.path, NEW_FOLDER)).list():
+            held = lined.get(f"{NEW_FOLDER}/{name}")
+            if held is None:
+                os.unlink(os.path.join(self.path, NEW_FOLDER, name))
+            else:
+                self._make_folder(held)
+                self._place(held)
 
 
 @contextmanager
 def open_archive(path: str) -> Generator[ArchiveAppender]:
-    """Open the archive at a path for appending, or create it; leftovers of a killed run are removed.
+    """Open the archive at a path for appending, or create it, and finish what a killed run left unfinished.
 
     Raises:
         OptionRefused: the path holds something else.
@@ -123,7 +144,7 @@ def open_archive(path: str) -> Generator[ArchiveAppender]:
         stamp = manifest_stamp(path)
         is_begun = stamp is not None and stamp[1] > 0
         keeper = ArchiveAppender(path, ArchiveManifest.read(path) if is_begun else None)
-        keeper.clean()
+        keeper.recover()
         yield keeper
     finally:
         directory.unlock()

@@ -25,7 +25,6 @@ from quire.log import (
     UnknownVersion,
     check_frame,
     follow,
-    open_regular,
     walk_headers,
 )
 from quire.log.packing import Skimmer
@@ -33,7 +32,7 @@ from quire.log.packing import Skimmer
 from ..errors import ArchiveDamaged, ArchiveDiverges, ArchiveGap, ForeignLog, RecordsLost
 from ..origin.origin import Bounds, Origin, Stretch, split
 from ..origin.rows import Integers, RowBuilder, Rows
-from .manifest import ArchiveFile, ArchiveManifest, footer_crc32c, manifest_stamp
+from .manifest import ArchiveFile, ArchiveManifest, footer_crc32c, look_up, manifest_stamp, open_parquet
 from .pages import pages_of
 
 LEAD = "lead"
@@ -127,7 +126,7 @@ class ArchiveLog:
     def _check_size(self, held: ArchiveFile) -> None:
         """Raise ArchiveDamaged for a missing or truncated file, or what is no file, before anything is read."""
         try:
-            found = os.lstat(os.path.join(self.name, held.file))
+            found = look_up(self.name, held, os.lstat)
         except FileNotFoundError:
             raise self._damaged(held, "it is missing") from None
         except OSError as error:
@@ -179,11 +178,10 @@ class ArchiveLog:
     def _raw_pieces(self, held: ArchiveFile, from_index: int, to_index: int) -> Iterator[bytes]:
         """The frames of the row groups that hold [from_index, to_index), byte for byte as in the log."""
         self._check_size(held)
-        path = os.path.join(self.name, held.file)
-        if footer_crc32c(path) != held.footer_crc32c:
+        if look_up(self.name, held, footer_crc32c) != held.footer_crc32c:
             raise self._damaged(held, "its footer fails its crc32c")
         with (
-            os.fdopen(open_regular(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as source,
+            look_up(self.name, held, open_parquet) as source,
             pq.ParquetFile(source, page_checksum_verification=True) as file,
         ):
             kinds = {field.name: field.type for field in file.schema_arrow}

@@ -3,13 +3,13 @@
     ARCHIVE/
       date=2026-11-21/segment=00000000000000042000/00000000000000042000-00000000000000084000.parquet
       _quire/manifest       lines: JSON, a space, its crc32c in hex
-      _quire/new/           files being written; emptied at the next run
+      _quire/new/           files being written, and those not yet renamed into their folder; emptied at the next run
       _quire/snapshots/     snapshots of the machine, as in a data_dir
       _quire/lock           held by the one process that appends
 
 The manifest's first line has the cluster's id and the chain's end before the first frame. Each further line is one
-file, which starts where the previous file ends. A file is part of the archive once its line is durable; a last line
-that a crash cut short is ignored.
+file, which starts where the previous file ends. A file is part of the archive once its line is durable, and is renamed
+from `_quire/new/` into its folder after that; a last line that a crash cut short is ignored.
 
 A row is a record, with the columns of the source and one more, `lead`: the bytes of the log between the previous
 record's value and this one's, which include the frame's header at the first record of a frame. So `lead` and `value`,
@@ -22,8 +22,9 @@ import errno
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from io import BufferedReader
+from typing import Any, BinaryIO, NamedTuple, TypeAlias, TypeVar
 
 import orjson
 from crc32c import crc32c
@@ -34,11 +35,13 @@ from quire.log import NotRegularFile, Tail, open_regular
 
 from ..errors import ArchiveDamaged, ArchiveGap, NoLog
 
+Found = TypeVar("Found")
 Line: TypeAlias = dict[str, Any]
 """A line's document, whose fields are still to be checked."""
 OWN_FOLDER = "_quire"
 """Spark ignores names that start with an underscore."""
 MANIFEST_FILE = f"{OWN_FOLDER}/manifest"
+NEW_FOLDER = f"{OWN_FOLDER}/new"
 MANIFEST_VERSION = 1
 CRC_DIGITS = 8
 FOOTER_TAIL_BYTES = 8
@@ -218,13 +221,41 @@ def manifest_stamp(path: str) -> tuple[int, int, int] | None:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
+def staged(held: ArchiveFile) -> str:
+    """Where a file is before it is renamed into its folder."""
+    return f"{NEW_FOLDER}/{os.path.basename(held.file)}"
+
+
+def look_up(path: str, held: ArchiveFile, look: Callable[[str], Found]) -> Found:
+    """What `look` finds at the place of a file of the archive at `path`.
+
+    Raises:
+        FileNotFoundError: the file is missing.
+    """
+    # A file is renamed only from the folder of new files into its own, so if it is no longer in the first, it is in the
+    # second. The other order could miss it in both.
+    try:
+        return look(os.path.join(path, staged(held)))
+    except FileNotFoundError:
+        return look(os.path.join(path, held.file))
+
+
+def open_parquet(path: str) -> BufferedReader:
+    """A Parquet file, open for reading.
+
+    Raises:
+        OSError: it cannot be read, or is not a regular file, but a link, for example.
+    """
+    return os.fdopen(open_regular(path, os.O_RDONLY | os.O_NOFOLLOW), "rb")
+
+
 def footer_crc32c(path: str) -> int:
     """The crc32c of a Parquet file's footer, its length and the final `PAR1`.
 
     Raises:
         OSError: it cannot be read, is not a regular file, or its footer is longer than MAX_FOOTER_BYTES.
     """
-    with os.fdopen(open_regular(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+    with open_parquet(path) as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - FOOTER_TAIL_BYTES))
         length = int.from_bytes(file.read(FOOTER_TAIL_BYTES)[:4], "little")

@@ -23,9 +23,8 @@ from ..origin.columns import batches_of
 from ..origin.origin import Origin, Stretch
 from ..origin.rows import Rows
 from .log import INDEX, LEAD
-from .manifest import OWN_FOLDER, ArchiveFile, footer_crc32c
+from .manifest import NEW_FOLDER, ArchiveFile, footer_crc32c
 
-NEW_FOLDER = f"{OWN_FOLDER}/new"
 GROUP_BYTES = 8 << 20
 """About how much of the log is in one row group, which a reader holds in memory."""
 DAY = 86_400_000_000

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from hashlib import file_digest
 from typing import TYPE_CHECKING, NamedTuple
 
-from quire.log import FrameCorrupt, Tail, open_regular
+from quire.log import FrameCorrupt, Tail
 
 from ..archive.log import ArchiveLog
-from ..archive.manifest import is_archive
+from ..archive.manifest import is_archive, look_up, open_parquet
 from ..errors import ArchiveDamaged, ClusterUnavailable, ForeignLog, RecordsLost
 from ..origin.access import PLAIN, Access
 from ..origin.origin import Origin, Stretch
@@ -175,8 +175,7 @@ def _walk(piece: ScrubPiece) -> WalkedPiece:
 
 def _check_sha256(origin: ArchiveLog, stretch: Stretch, walked: WalkedPiece) -> None:
     held = origin.manifest.files[origin.manifest.place_of(stretch.from_index)]
-    path = os.path.join(origin.name, held.file)
-    with suppress(OSError), os.fdopen(open_regular(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+    with suppress(OSError), look_up(origin.name, held, open_parquet) as file:
         if os.fstat(file.fileno()).st_size != held.file_bytes:
             return  # The walk says so.
         if file_digest(file, "sha256").hexdigest() != held.sha256:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -19,7 +20,7 @@ from quire.log import LogLocked, LogOptions
 from quire.log.packing import Skimmer
 from quire.pipeline.archive.appender import open_archive
 from quire.pipeline.archive.log import ArchiveLog, JoinedLog
-from quire.pipeline.archive.manifest import MANIFEST_FILE, ArchiveManifest, encode_line, whole_lines
+from quire.pipeline.archive.manifest import MANIFEST_FILE, ArchiveManifest, encode_line, look_up, staged, whole_lines
 from quire.pipeline.errors import (
     ArchiveDamaged,
     ArchiveDiverges,
@@ -65,6 +66,14 @@ def listed(folder: Path) -> list[int]:
     """The indices in all files below a folder, for whoever lists them and knows of no manifest."""
     files = folder.rglob("*.parquet")
     return sorted(index for file in files for index in pq.ParquetFile(file).read(["index"])["index"].to_pylist())
+
+
+def seen(path: Path) -> list[int]:
+    """The indices in an archive for a plain reader of Parquet, who leaves out names that begin with an underscore."""
+    found = pads.dataset(path, format="parquet") if path.exists() else None
+    if found is None or not found.files:
+        return []
+    return sorted(found.to_table(["index"])["index"].to_pylist())
 
 
 def grow(path: Path, first: int, records: int, clock: Clock | None = None) -> None:
@@ -176,6 +185,16 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, step: int, run: Callable[[], obje
     return False
 
 
+def check_committed(path: Path, expected: list[dict[str, Any]]) -> None:
+    """What is committed is a beginning of what is expected, and plain readers see nothing else, and nothing twice."""
+    is_begun = (path / MANIFEST_FILE).exists() and list(whole_lines(str(path)))
+    committed = rows_of(ArchiveLog(str(path))) if is_begun else []
+    assert committed == expected[: len(committed)]
+    indices = seen(path)
+    assert len(set(indices)) == len(indices)
+    assert set(indices) <= {row["index"] for row in committed}
+
+
 def test_an_archiver_killed_at_any_step_leaves_an_archive_that_goes_on_without_a_doubled_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,15 +207,75 @@ def test_an_archiver_killed_at_any_step_leaves_an_archive_that_goes_on_without_a
         path = tmp_path / f"archive{step}"
         if not killed_at(monkeypatch, step, partial(archive, options, str(path))):
             break
-        if (path / MANIFEST_FILE).exists() and list(whole_lines(str(path))):
-            before = rows_of(ArchiveLog(str(path)))
-            assert before == expected[: len(before)], step
-        archive(options, str(path))
-        assert rows_of(ArchiveLog(str(path))) == expected, step
+        check_committed(path, expected)
+        again = 1
+        while killed_at(monkeypatch, again, partial(archive, options, str(path))):
+            check_committed(path, expected)
+            again += 1
         # Whoever lists folders sees each record once, too.
-        assert listed(path) == list(range(40)), step
+        assert listed(path) == seen(path) == list(range(40)), step
+        assert rows_of(ArchiveLog(str(path))) == expected, step
         step += 1
     assert step > 12
+
+
+def test_a_file_of_somebody_s_own_in_an_archive_s_folders_survives_every_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, path = tmp_path / "log", tmp_path / "archive"
+    grow(log, 0, 40)
+    own = [folder / "own.parquet" for folder in (parquet(archived(log, path).name)[0].parent, path, path / "date=mine")]
+    for file in own:
+        file.parent.mkdir(exist_ok=True)
+        pq.write_table(pa.table({"mine": [1]}), file)
+    before = [file.read_bytes() for file in own]
+    grow(log, 40, 40)
+
+    killed_at(monkeypatch, 6, partial(archive, SourceOptions(path=str(log)), str(path)))
+    archived(log, path)
+
+    assert [file.read_bytes() for file in own] == before
+    assert rows_of(ArchiveLog(str(path))) == expected_rows(log)
+
+
+def test_an_uncommitted_file_that_an_older_version_left_is_replaced_by_the_one_of_its_name(tmp_path: Path) -> None:
+    log, path = tmp_path / "log", tmp_path / "archive"
+    grow(log, 0, 10)
+    [whole] = parquet(archived(log, path).name)
+    (path / MANIFEST_FILE).unlink()
+    leftover = whole.with_name("00000000000000000000-00000000000000000007.parquet")
+    leftover.write_bytes(b"of a shorter piece")
+    whole.write_bytes(b"of the same piece")
+
+    files = archived(log, path)
+
+    assert rows_of(files) == expected_rows(log)
+    assert leftover.read_bytes() == b"of a shorter piece"
+
+
+@pytest.mark.parametrize("is_renamed_first", [True, False])
+def test_a_reader_finds_a_file_that_is_renamed_into_its_folder_meanwhile(
+    tmp_path: Path, is_renamed_first: bool
+) -> None:
+    grow(tmp_path / "log", 0, 10)
+    files = archived(tmp_path / "log", tmp_path / "archive")
+    [held] = files.manifest.files
+    new, final = tmp_path / "archive" / staged(held), tmp_path / "archive" / held.file
+    final.rename(new)
+    looks = 0
+
+    def look(place: str) -> bytes:
+        nonlocal looks
+        looks += 1
+        try:
+            if looks == 1 and is_renamed_first:
+                new.rename(final)
+            return Path(place).read_bytes()
+        finally:
+            if looks == 1 and not is_renamed_first:
+                new.rename(final)
+
+    assert len(look_up(files.name, held, look)) == held.file_bytes
 
 
 @pytest.mark.parametrize("kept", [1, 40, 90])
@@ -427,8 +506,8 @@ def test_so_many_bytes_reach_as_far_in_an_archive_as_in_the_log(history: Path, t
 # Harm
 
 
-def parquet(path: Path) -> list[Path]:
-    return sorted(path.glob("date=*/segment=*/*.parquet"))
+def parquet(path: Path | str) -> list[Path]:
+    return sorted(Path(path).glob("date=*/segment=*/*.parquet"))
 
 
 def test_a_file_that_is_missing_or_cut_short_is_told_before_anything_is_read(tmp_path: Path) -> None:
