@@ -93,6 +93,14 @@ def archive(
             "--every", metavar="SECONDS", min=0, help="Repeat at this interval, even after outages, until Ctrl-C."
         ),
     ] = 0,
+    accept_gap: Annotated[
+        bool,
+        typer.Option(
+            "--accept-gap",
+            help="Record in the archive which records expired before they were archived, and continue after them. "
+            "With --every: all later gaps, too.",
+        ),
+    ] = False,
     token_file: TokenFile = "",
     ca: Ca = "",
     on_spark: OnSpark = False,
@@ -117,7 +125,7 @@ def archive(
         ):
 
             def run_once(told: Callable[[int, int], None]) -> ArchiveSummary:
-                return run(options, archive_dir, spark=spark, progress=told)
+                return run(options, archive_dir, accept_gap=accept_gap, spark=spark, progress=told)
 
             rounds = Rounds(run_once, every, progress, _complain, sleep).summaries() if every else [run_once(progress)]
             for summary in rounds:
@@ -149,6 +157,7 @@ def _archive_lines(summary: ArchiveSummary) -> list[str]:
         f"{summary.log_bytes / MEBIBYTE:,.1f} MiB of the log, {summary.file_bytes / MEBIBYTE:,.1f} MiB of Parquet",
         f"{summary.seconds:.1f} s, {rate:,.0f} records/s",
     ]
+    lines += [f"a gap was accepted: records [{first}, {last}) are not in the archive" for first, last in summary.gaps]
     if summary.snapshots:
         lines.append(f"snapshots copied: {', '.join(map(str, summary.snapshots))}")
     return lines

@@ -134,10 +134,10 @@ class ClusterUnavailable(PipelineError):
 class ArchiveGap(PipelineError):
     """Records [from_index, to_index) are neither in the archive nor in the log after it, but later ones are."""
 
-    def __init__(self, path: str, from_index: int, to_index: int) -> None:
+    def __init__(self, path: str, from_index: int, to_index: int, advice: str = "") -> None:
         super().__init__(
             f"the archive {path} has a gap: records [{from_index}, {to_index}) are in none of its files, "
-            "nor in the log that is read with it"
+            f"nor in the log that is read with it{advice}"
         )
         self.path, self.from_index, self.to_index = path, from_index, to_index
 
@@ -167,11 +167,13 @@ class ArchiveDiverges(PipelineError):
 class GroundMissing(PipelineError):
     """The start of the log has expired, and there is no snapshot from which the rest could be replayed."""
 
-    def __init__(self, path: str, lowest_index: int, highest_index: int, snapshots: list[int]) -> None:
+    def __init__(
+        self, path: str, lowest_index: int, highest_index: int, snapshots: list[int], reason: str = ""
+    ) -> None:
         held = f"its snapshots are at {', '.join(map(str, snapshots))}" if snapshots else "it has no snapshot"
         super().__init__(
             f"{path} holds records [{lowest_index}, {highest_index}), and {held}: none in that range, so a replay has "
-            "nothing to start from; replay from an archive that reaches back to 0 or to a snapshot"
+            f"nothing to start from{reason}; replay from an archive that reaches back to 0 or to a snapshot"
         )
         self.path, self.lowest_index, self.highest_index, self.snapshots = path, lowest_index, highest_index, snapshots
 

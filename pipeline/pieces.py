@@ -26,7 +26,7 @@ from quire.sm import MachineError
 from .errors import OptionRefused, PipelineError
 from .origin.origin import Origin
 from .source.options import SourceOptions, parse_path
-from .source.reading import LogPartition, partitions_of
+from .source.reading import LogPartition, held_stretches, partitions_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,7 +66,7 @@ def absolute_path(path: str, name: str) -> str:
     return os.path.abspath(parse_path(path, name))
 
 
-def whole_frames(origin: Origin, from_index: int, to_index: int) -> list[LogPartition]:
+def whole_frames(origin: Origin, options: SourceOptions, from_index: int, to_index: int) -> list[LogPartition]:
     """The records between two frame boundaries as partitions of whole frames.
 
     A partition is a segment of a data_dir, a file of an archive, or at most 64 MiB of a cluster's log.
@@ -74,7 +74,7 @@ def whole_frames(origin: Origin, from_index: int, to_index: int) -> list[LogPart
     Raises:
         ClusterUnavailable, RecordsLost: from the origin.
     """
-    return partitions_of(origin, origin.cluster_id(), origin.stretches(from_index, to_index))
+    return partitions_of(origin, origin.cluster_id(), held_stretches(options, origin, from_index, to_index))
 
 
 class Outcome(NamedTuple, Generic[Result]):

@@ -38,6 +38,7 @@ from .manifest import (
     OWN_FOLDER,
     ArchiveFile,
     ArchiveManifest,
+    RecordedGap,
     check_first_line,
     encode_line,
     manifest_stamp,
@@ -57,6 +58,7 @@ class ArchiveAppender:
     def __init__(self, path: str, manifest: ArchiveManifest | None) -> None:
         self.path = path
         self._manifest = manifest
+        self._accepted: dict[int, int] = {}
 
     @property
     def tail(self) -> Tail | None:
@@ -67,6 +69,11 @@ class ArchiveAppender:
         """Raise ForeignLog if the archive is of another cluster."""
         if self._manifest is not None and self._manifest.cluster_id != cluster_id:
             raise ForeignLog(name, cluster_id, self._manifest.cluster_id)
+
+    def accept_gap(self, from_index: int, to_index: int) -> None:
+        """Let a file that begins at `to_index` follow the archive's end at `from_index`; the gap is recorded first."""
+        first = next((first for first, last in self._accepted.items() if last == from_index), from_index)
+        self._accepted[first] = to_index
 
     def commit(self, name: str, cluster_id: str, written: Written) -> None:
         """Append a new file to the archive; durable on return. `name`: the log's name in messages.
@@ -79,6 +86,11 @@ class ArchiveAppender:
         if self._manifest is None:
             self._manifest = self._begin(cluster_id, Tail(held.from_index, 0, 0, written.prev_crc32c))
         tail = self._manifest.tail
+        if self._accepted.get(tail.index) == held.from_index:
+            gap = RecordedGap(tail.index, tail._replace(index=held.from_index, crc32c=written.prev_crc32c))
+            self._append(encode_line(gap.line()))
+            self._manifest.add(gap)
+            tail = gap.tail
         if held.from_index != tail.index or written.prev_crc32c != tail.crc32c:
             raise ArchiveDiverges(name, held.from_index, written.prev_crc32c, tail.crc32c)
         self._make_folder(held)  # If that fails, no line names the file yet.
@@ -102,7 +114,7 @@ class ArchiveAppender:
     def _begin(self, cluster_id: str, origin: Tail) -> ArchiveManifest:
         self._append(encode_line({"version": MANIFEST_VERSION, "cluster_id": cluster_id, "origin": list(origin)}))
         sync_folder(os.path.join(self.path, OWN_FOLDER))
-        return ArchiveManifest(self.path, cluster_id, origin, [])
+        return ArchiveManifest(self.path, cluster_id, origin)
 
     def _append(self, line: bytes) -> None:
         with open(os.path.join(self.path, MANIFEST_FILE), "ab", opener=_open_own) as file:

@@ -9,21 +9,26 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ..errors import ArchiveGap
+from ..origin.origin import Bounds, Origin, Stretch
 from ..pieces import Progress, absolute, absolute_path, no_progress, refuse_ranges, spread, whole_frames
 from ..source.options import SourceOptions
 from ..source.reading import LogPartition, open_origin, origin_of
 from .appender import ArchiveAppender, open_archive
+from .log import recorded_gaps
 from .manifest import is_archive
 from .snapshots import copy_genesis, copy_snapshots
 from .writer import Written, write_stretch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+GAP_ADVICE = "; to record the gap in the archive and continue after it, archive with --accept-gap (accept_gap=True)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +45,33 @@ class ArchiveSummary:
     snapshots: list[int]
     """Indices of the snapshots that were copied."""
     seconds: float
+    gaps: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """The gaps [from, to) before and between these records that were accepted."""
 
     @property
     def records(self) -> int:
         """The number of records added."""
-        return self.to_index - self.from_index
+        return self.to_index - self.from_index - sum(last - first for first, last in self.gaps)
 
 
 def archive(
-    options: SourceOptions, path: str, *, spark: SparkSession | None = None, progress: Progress = no_progress
+    options: SourceOptions,
+    path: str,
+    *,
+    accept_gap: bool = False,
+    spark: SparkSession | None = None,
+    progress: Progress = no_progress,
 ) -> ArchiveSummary:
     """Append to the archive at `path` all that the log has committed after the archive's end.
 
     The options name the log (`path` or `bootstrap`). Executors must see the archive, too. Each file is durable and part
-    of the archive as soon as it is appended. Without Spark, this process does all the work.
+    of the archive as soon as it is appended. With `accept_gap`, records that have expired from the log before they were
+    archived are recorded in the archive as a gap. Without Spark, this process does all the work.
 
     Raises:
         OptionRefused: the options select a part of the log, a path is a URL, or `path` holds something other than an
             archive.
-        ArchiveGap: the log has expired past the archive's end.
+        ArchiveGap: the log has expired past the archive's end, and `accept_gap` is false.
         ForeignLog, ArchiveDiverges: the archive is of another cluster, or of another history.
         LogLocked: another process appends to the archive.
         FrameCorrupt, RecordsLost, ClusterUnavailable: from the log.
@@ -70,10 +83,13 @@ def archive(
         cluster_id, bounds = origin.cluster_id(), origin.bounds()
         keeper.check_cluster(origin.name, cluster_id)
         start = bounds.lowest_index if keeper.tail is None else keeper.tail.index
-        if start < bounds.lowest_index:
-            raise ArchiveGap(path, start, bounds.lowest_index)
         end = max(start, bounds.highest_index)
-        pieces = whole_frames(origin, start, end)
+        gaps = _gaps(origin, bounds, start, end)
+        for gap in gaps:
+            if not accept_gap:
+                raise ArchiveGap(path, gap.from_index, gap.to_index, GAP_ADVICE)
+            keeper.accept_gap(gap.from_index, gap.to_index)
+        pieces = whole_frames(origin, replace(options, failOnDataLoss=not gaps), max(start, bounds.lowest_index), end)
         written: list[Written] = []
         progress(0, end - start)
         for each in _in_order(options, path, pieces, spark):
@@ -91,7 +107,16 @@ def archive(
         file_bytes=sum(each.held.file_bytes for each in written),
         snapshots=copied,
         seconds=time.monotonic() - began,
+        gaps=[(gap.from_index, gap.to_index) for gap in gaps if written],
     )
+
+
+def _gaps(origin: Origin, bounds: Bounds, start: int, end: int) -> list[Stretch]:
+    """What the log lacks of the records [start, end): those that have expired, and an archive's recorded gaps."""
+    expired = [Stretch(start, bounds.lowest_index, None)] if start < bounds.lowest_index else []
+    begin = max(start, bounds.lowest_index)
+    clipped = [Stretch(max(gap.from_index, begin), min(gap.to_index, end), None) for gap in recorded_gaps(origin)]
+    return expired + [gap for gap in clipped if gap.from_index < gap.to_index]
 
 
 def _in_order(

@@ -32,7 +32,7 @@ from quire.log.packing import Skimmer
 from ..errors import ArchiveDamaged, ArchiveDiverges, ArchiveGap, ForeignLog, RecordsLost
 from ..origin.origin import Bounds, Origin, Stretch, split
 from ..origin.rows import Integers, RowBuilder, Rows
-from .manifest import ArchiveFile, ArchiveManifest, footer_crc32c, look_up, manifest_stamp, open_parquet
+from .manifest import ArchiveFile, ArchiveManifest, RecordedGap, footer_crc32c, look_up, manifest_stamp, open_parquet
 from .pages import pages_of
 
 LEAD = "lead"
@@ -83,8 +83,9 @@ class ArchiveLog:
         reached, left = from_index, max_bytes
         for place in range(self.manifest.place_of(from_index), len(self.manifest.files)):
             held = self.manifest.files[place]
+            reached = max(reached, held.from_index)  # A recorded gap has no bytes.
             if reached >= to_index:
-                break
+                return to_index
             if reached == held.from_index and held.to_index <= to_index and held.log_bytes <= left:
                 reached, left = held.to_index, left - held.log_bytes
                 continue
@@ -94,7 +95,7 @@ class ArchiveLog:
                 reached, left = min(header.next_index, to_index), left - header.size
                 if reached >= to_index:
                     return reached
-        return reached
+        return to_index
 
     def crc32c_before(self, index: int) -> int:
         place = self.manifest.place_of(index - 1)
@@ -121,7 +122,12 @@ class ArchiveLog:
                 break
             self._check_size(held)
             found.append(Stretch(max(held.from_index, from_index), min(held.to_index, to_index), held.segment))
-        return split(found, least)
+        gaps = [
+            Stretch(max(gap.from_index, from_index), min(gap.to_index, to_index), gap.from_index)
+            for gap in self.manifest.gaps
+            if gap.from_index < to_index and from_index < gap.to_index
+        ]
+        return sorted(split(found, least) + gaps)
 
     def _check_size(self, held: ArchiveFile) -> None:
         """Raise ArchiveDamaged for a missing or truncated file, or what is no file, before anything is read."""
@@ -137,12 +143,22 @@ class ArchiveLog:
             raise self._damaged(held, f"it has {found.st_size} bytes, not {held.file_bytes}")
 
     def rows(self, stretch: Stretch, skimmer: Skimmer | None) -> Iterator[Rows]:
+        left = stretch
         for place in range(self.manifest.place_of(stretch.from_index), len(self.manifest.files)):
             held = self.manifest.files[place]
             if held.from_index >= stretch.to_index:
-                return
-            first, last = max(stretch.from_index, held.from_index), min(stretch.to_index, held.to_index)
-            yield from self._file_rows(place, Stretch(first, last, held.segment), skimmer)
+                break
+            self._refuse_gap(left)
+            left = left._replace(from_index=min(stretch.to_index, held.to_index))
+            first = max(stretch.from_index, held.from_index)
+            yield from self._file_rows(place, Stretch(first, left.from_index, held.segment), skimmer)
+        self._refuse_gap(left)
+
+    def _refuse_gap(self, left: Stretch) -> None:
+        """Raise RecordsLost if a stretch that is not empty begins in a recorded gap."""
+        gap = recorded_gap(self, left.from_index)
+        if gap is not None and left.from_index < left.to_index:
+            raise RecordsLost(self.name, left.from_index, min(left.to_index, gap.to_index), told_gap(gap))
 
     def close(self) -> None:
         """Nothing is held open between two calls."""
@@ -237,6 +253,30 @@ def _buffers(column: pa.ChunkedArray) -> tuple[Integers, memoryview]:
     return ends, memoryview(b"" if data is None else data)
 
 
+def told_gap(gap: RecordedGap) -> str:
+    """Why the records of a gap are lost."""
+    return f"the archive records a gap [{gap.from_index}, {gap.to_index}): they had expired before they were archived"
+
+
+def recorded_gaps(origin: Origin) -> list[RecordedGap]:
+    """The gaps that an origin's archives record, in order; no other origin has any."""
+    match origin:
+        case ArchiveLog():
+            return origin.manifest.gaps
+        case JoinedLog():
+            boundary = origin.archive.manifest.tail.index
+            later = [gap for gap in recorded_gaps(origin.live) if gap.to_index > boundary]
+            clipped = [gap._replace(from_index=max(gap.from_index, boundary)) for gap in later]
+            return origin.archive.manifest.gaps + clipped
+        case _:
+            return []
+
+
+def recorded_gap(origin: Origin, index: int) -> RecordedGap | None:
+    """The recorded gap in which an index is."""
+    return next((gap for gap in recorded_gaps(origin) if gap.from_index <= index < gap.to_index), None)
+
+
 class JoinedLog:
     """The archive's records, followed by the live log's.
 
@@ -268,7 +308,7 @@ class JoinedLog:
         return found
 
     def bounds(self, *, quick: bool = False) -> Bounds:
-        """Raises ArchiveGap: the live log starts after the archive's end."""
+        """Raises ArchiveGap: the live log starts after the archive's end, and the archive does not record the gap."""
         # Look at the archive last: then records that expire from the live log in between are in the archive.
         live, archived = self.live.bounds(quick=quick), self.archive.bounds()
         if quick and live.lowest_index > archived.highest_index:

@@ -8,8 +8,9 @@
       _quire/lock           held by the one process that appends
 
 The manifest's first line has the cluster's id and the chain's end before the first frame. Each further line is one
-file, which starts where the previous file ends. A file is part of the archive once its line is durable, and is renamed
-from `_quire/new/` into its folder after that; a last line that a crash cut short is ignored.
+file, or a gap that an operator accepted: records that the log had expired before they were archived, and the chain's
+end after them. A file or a gap starts where the previous one ends. A file is part of the archive once its line is
+durable, and is renamed from `_quire/new/` into its folder after that; a last line that a crash cut short is ignored.
 
 A row is a record, with the columns of the source and one more, `lead`: the bytes of the log between the previous
 record's value and this one's, which include the frame's header at the first record of a frame. So `lead` and `value`,
@@ -22,7 +23,7 @@ import errno
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import BufferedReader
 from typing import Any, BinaryIO, NamedTuple, TypeAlias, TypeVar
 
@@ -81,35 +82,63 @@ class ArchiveFile(NamedTuple):
         return Tail(self.to_index, self.epoch, self.timestamp, self.crc32c)
 
 
-class ArchiveManifest:
-    """The files of an archive: a log from some boundary on, without a gap."""
+class RecordedGap(NamedTuple):
+    """Records that were never archived, and that an operator gave up: from `from_index` up to the tail's index."""
 
-    def __init__(self, path: str, cluster_id: str, origin: Tail, files: list[ArchiveFile]) -> None:
-        """`origin`: the chain's end before the first file. Raises ArchiveGap."""
-        self.path, self.cluster_id, self.origin, self.files = path, cluster_id, origin, files
-        self._firsts = [held.from_index for held in files]
-        ends = [origin.index, *(held.to_index for held in files)]
-        for reached, first in zip(ends, self._firsts, strict=False):
-            if first != reached:
-                raise ArchiveGap(path, reached, first)
-
-    def add(self, held: ArchiveFile) -> None:
-        """Add the next file."""
-        self.files.append(held)
-        self._firsts.append(held.from_index)
+    from_index: int
+    tail: Tail
+    """The chain's end after them: the crc32c is that of their last frame, epoch and timestamp those before them."""
 
     @property
-    def tail(self) -> Tail:
-        """The chain's end after the last file."""
-        return self.files[-1].tail if self.files else self.origin
+    def to_index(self) -> int:
+        """The first record after them."""
+        return self.tail.index
+
+    def line(self) -> Line:
+        """Its line's document, in which an earlier version finds a field that it does not know."""
+        return {"gap": self.from_index, "tail": list(self.tail)}
+
+
+class ArchiveManifest:
+    """The files of an archive: a log from some boundary on, without a gap that is not recorded."""
+
+    def __init__(
+        self, path: str, cluster_id: str, origin: Tail, entries: Iterable[ArchiveFile | RecordedGap] = ()
+    ) -> None:
+        """`origin`: the chain's end before the first entry. Raises ArchiveGap."""
+        self.path, self.cluster_id, self.origin = path, cluster_id, origin
+        self.tail = origin
+        """The chain's end after the last entry."""
+        self.files: list[ArchiveFile] = []
+        self.gaps: list[RecordedGap] = []
+        self._ends: list[int] = []
+        for entry in entries:
+            self.add(entry)
+
+    def add(self, entry: ArchiveFile | RecordedGap) -> None:
+        """Add the next file or gap. Raises ArchiveGap: it does not start where the previous one ends."""
+        if entry.from_index != self.tail.index:
+            raise ArchiveGap(self.path, self.tail.index, entry.from_index)
+        if isinstance(entry, ArchiveFile):
+            self.files.append(entry)
+            self._ends.append(entry.to_index)
+        elif self.gaps and self.gaps[-1].to_index == entry.from_index:
+            self.gaps[-1] = entry._replace(from_index=self.gaps[-1].from_index)
+        else:
+            self.gaps.append(entry)
+        self.tail = entry.tail
 
     def before(self, place: int) -> Tail:
         """The chain's end before the file with this number."""
+        first = self.files[place].from_index
+        for gap in self.gaps:
+            if gap.to_index == first:
+                return gap.tail
         return self.files[place - 1].tail if place else self.origin
 
     def place_of(self, index: int) -> int:
-        """The number of the file that holds an index within the bounds."""
-        return bisect_right(self._firsts, index) - 1
+        """The number of the file that holds an index within the bounds, or of the next one if the index is in a gap."""
+        return bisect_right(self._ends, index)
 
     @classmethod
     def read(cls, path: str) -> ArchiveManifest:
@@ -126,7 +155,7 @@ class ArchiveManifest:
             if head is None:
                 raise NoLog(path, f"its {MANIFEST_FILE} is still empty")
             cluster_id, origin = _head(path, head)
-            return cls(path, cluster_id, origin, list(map(_archive_file, lines)))
+            return cls(path, cluster_id, origin, map(_entry, lines))
         except (TypeError, KeyError, ValueError) as error:
             reason = f"a line lacks a field, or has an impossible one ({error})"
             raise ArchiveDamaged(path, MANIFEST_FILE, reason) from error
@@ -167,6 +196,18 @@ def _head(path: str, head: Line) -> tuple[str, Tail]:
 def is_archive(path: str) -> bool:
     """Whether there is an archive at a path."""
     return os.path.isfile(os.path.join(path, MANIFEST_FILE))
+
+
+def _entry(line: Line) -> ArchiveFile | RecordedGap:
+    """The file or the gap of a line. Raises TypeError, ValueError: a field is missing, or impossible."""
+    match line:
+        case {"gap": from_index, "tail": [*tail], **rest} if not rest:
+            gap = RecordedGap(from_index, Tail(*tail))
+            _check_tail(gap.tail)
+            _check_number(from_index, gap.to_index - 1)
+            return gap
+        case _:
+            return _archive_file(line)
 
 
 def _archive_file(line: Line) -> ArchiveFile:

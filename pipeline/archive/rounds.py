@@ -1,7 +1,7 @@
 """`archive --every`: one run after another. During an outage it reports its lag, waits, and retries.
 
 In an outage, no node of the cluster answers, or the network fails under a mounted folder. Errors that waiting cannot
-fix end the rounds as they end a single run: damage, a foreign log, a gap, a full disk.
+fix end the rounds as they end a single run: damage, a foreign log, a gap that is not accepted, a full disk.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from ..errors import ClusterUnavailable
+from ..errors import ClusterUnavailable, RecordsLost
 from ..pieces import Progress
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Rounds:
         while True:
             try:
                 summary = self._run(self._follow)
-            except (ClusterUnavailable, OSError) as error:
+            except (ClusterUnavailable, RecordsLost, OSError) as error:
                 if not is_outage(error):
                     raise
                 wait_s = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures, 10)) * random.uniform(0.5, 1)
@@ -100,6 +100,8 @@ class Rounds:
         return f"{since}; {lag}"
 
 
-def is_outage(error: ClusterUnavailable | OSError) -> bool:
+def is_outage(error: ClusterUnavailable | RecordsLost | OSError) -> bool:
     """Whether the error may pass by waiting."""
-    return isinstance(error, ClusterUnavailable | ConnectionError | TimeoutError) or error.errno in _NETWORK
+    if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
+        return error.errno in _NETWORK
+    return True  # Records that expired during a run are a gap for the next one, which says so or accepts it.

@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..archive.log import recorded_gaps, told_gap
 from ..archive.snapshots import StoredSnapshot, stored_snapshots
 from ..errors import ForeignLog, GroundMissing, MachineDiffers, OptionRefused
 from ..origin.access import PLAIN, Access
@@ -54,7 +55,8 @@ class ReplaySummary:
     live: dict[str, str] = field(default_factory=dict[str, str])
     """By node: `equal` (perhaps only by its digest), how its answer differs, or why it was not compared."""
     left_out: list[str] = field(default_factory=list[str])
-    """Snapshots whose manifest is damaged; a longer stretch spans the index of each."""
+    """What was not replayed: snapshots whose manifest is damaged, whose index a longer stretch spans; records before a
+    gap of an archive."""
     seconds: float = 0.0
 
     @property
@@ -130,7 +132,11 @@ def replay(
         snapshots, left_out = _snapshots(
             sorted({path, options.path}), genesis.cluster_id or cluster_id, genesis.machine
         )
-        spans = _spans(origin.name, bounds, snapshots)
+        gaps = recorded_gaps(origin)
+        if gaps:  # Nothing leads across a gap, so the log begins after the last one for a replay.
+            left_out.append(f"records [{bounds.lowest_index}, {gaps[-1].to_index}): {told_gap(gaps[-1])}")
+            bounds = bounds._replace(lowest_index=gaps[-1].to_index)
+        spans = _spans(origin.name, bounds, snapshots, f"; {left_out[-1]}" if gaps else "")
         pieces = [_piece(options, origin, span, genesis, machine, live) for span in spans]
     summary = ReplaySummary(
         cluster_id, " version ".join(map(str, genesis.machine)), *_range(pieces, bounds), left_out=left_out
@@ -243,13 +249,13 @@ def _snapshots(paths: list[str], cluster_id: str, machine: tuple[str, int]) -> t
     return [found[index] for index in sorted(found)], left_out
 
 
-def _spans(name: str, bounds: Bounds, snapshots: list[StoredSnapshot]) -> list[_Span]:
-    """The stretches, in order. Raises GroundMissing."""
+def _spans(name: str, bounds: Bounds, snapshots: list[StoredSnapshot], reason: str) -> list[_Span]:
+    """The stretches, in order. `reason`: why the log begins where it does. Raises GroundMissing."""
     low, high = bounds
     held = [each for each in snapshots if low <= each.manifest.index <= high and each.manifest.index > 0]
     starts: list[StoredSnapshot | None] = [None, *held] if low == 0 else [*held]
     if not starts:
-        raise GroundMissing(name, low, high, [each.manifest.index for each in snapshots])
+        raise GroundMissing(name, low, high, [each.manifest.index for each in snapshots], reason)
     ends: list[StoredSnapshot | None] = [*starts[1:], None]
     spans = [
         _Span(start.manifest.index if start else 0, end.manifest.index if end else high, start, end)
@@ -272,7 +278,7 @@ def _piece(
         digests.append(RecordedDigest(end.index, end.boundary.digest.hex(), source, end.sha256.hex()))
     return ReplayPiece(
         options=options,
-        partitions=whole_frames(origin, span.from_index, span.to_index),
+        partitions=whole_frames(origin, options, span.from_index, span.to_index),
         from_index=span.from_index,
         to_index=span.to_index,
         genesis=genesis,

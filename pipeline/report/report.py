@@ -62,7 +62,7 @@ def report(
     with closing(open_origin(options)) as origin:
         cluster_id, bounds = origin.cluster_id(), origin.bounds()
         start, width = _buckets(origin, bounds)
-        partitions = whole_frames(origin, *bounds)
+        partitions = whole_frames(origin, options, *bounds)
     pieces = [TallyPiece(options, partition, start, width) for partition in partitions]
     found: dict[int, Tally] = {}
     done, total = 0, bounds.highest_index - bounds.lowest_index

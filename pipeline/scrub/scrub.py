@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quire.log import FrameCorrupt, Tail
 
-from ..archive.log import ArchiveLog
-from ..archive.manifest import is_archive, look_up, open_parquet
+from ..archive.log import ArchiveLog, recorded_gaps, told_gap
+from ..archive.manifest import RecordedGap, is_archive, look_up, open_parquet
 from ..errors import ArchiveDamaged, ClusterUnavailable, ForeignLog, RecordsLost
 from ..origin.access import PLAIN, Access
 from ..origin.origin import Origin, Stretch
@@ -64,8 +64,8 @@ class ScrubSummary:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every record was read, is intact, and is the same on each node."""
-        return all(finding.kind == "index" for finding in self.findings)
+        """Whether every record that a log should have was read, is intact, and is the same on each node."""
+        return all(finding.kind in ("index", "gap") for finding in self.findings)
 
     @property
     def is_same(self) -> bool:
@@ -77,10 +77,12 @@ class ScrubSummary:
         """The result as text."""
         if not self.is_whole:
             return "NOT whole"
+        gaps = sum(finding.kind == "gap" for finding in self.findings)
+        whole = f"whole, apart from {gaps} recorded gaps" if gaps else "whole"
         if self.is_same:
-            return "whole, and the same on each"
+            return f"{whole}, and the same on each"
         alone = ", ".join(name for name, node in self.nodes.items() if node.compared_to is None)
-        return f"whole; compared with no other: {alone}" if len(self.nodes) > 1 else "whole"
+        return f"{whole}; compared with no other: {alone}" if len(self.nodes) > 1 else whole
 
 
 def scrub(
@@ -106,6 +108,7 @@ def scrub(
     nodes = [*(ScrubNode(absolute_path(path, "path"), False) for path in paths)]
     nodes += [ScrubNode(server, True, access) for server in servers]
     pieces: list[ScrubPiece] = []
+    walks: dict[ScrubNode, dict[int, WalkedPiece]] = {node: {} for node in nodes}
     summary = ScrubSummary("")
     for node in nodes:
         with closing(node.open()) as origin:
@@ -114,10 +117,11 @@ def scrub(
                 raise ForeignLog(node.name, cluster_id, summary.cluster_id)
             summary.cluster_id = cluster_id
             summary.nodes[node.name] = ScrubbedNode(low, high)
+            walks[node] = {gap.from_index: _walked_gap(node, gap) for gap in recorded_gaps(origin)}
             pieces += [ScrubPiece(node, cluster_id, stretch, ()) for stretch in _stretches(origin, low, high)]
-    ends = tuple({node.to_index for node in summary.nodes.values()})
+    # The chain ends before a gap, too: what is before it is compared there.
+    ends = tuple({node.to_index for node in summary.nodes.values()}.union(*walks.values()))
     pieces = [piece._replace(ends=ends) for piece in pieces]
-    walks: dict[ScrubNode, dict[int, WalkedPiece]] = {node: {} for node in nodes}
     done, total = 0, sum(piece.stretch.to_index - piece.stretch.from_index for piece in pieces)
     progress(0, total)
     for outcome in spread(spark, _walk, pieces):
@@ -170,6 +174,12 @@ def _walk(piece: ScrubPiece) -> WalkedPiece:
         reached = stretch.from_index if walked.tail is None else walked.tail.index
         _find(walked, "unreadable", str(error), reached, stretch.to_index)
     walked.is_cut = walked.tail is None or walked.tail.index < stretch.to_index
+    return walked
+
+
+def _walked_gap(node: ScrubNode, gap: RecordedGap) -> WalkedPiece:
+    walked = WalkedPiece(node.name, tail=gap.tail)
+    _find(walked, "gap", told_gap(gap), gap.from_index, gap.to_index)
     return walked
 
 

@@ -15,17 +15,18 @@ from quire.log import ChainBroken, FrameHeader, Tail, follow
 
 BOUNDARY_RECORDS = 10_000
 
-FindingKind = Literal["corrupt", "chain", "index", "unreadable", "differs"]
+FindingKind = Literal["corrupt", "chain", "index", "unreadable", "differs", "gap"]
 
 
 class Finding(NamedTuple):
-    """One fault.
+    """One fault, or a recorded gap.
 
     - `corrupt`: bytes of a store or an archive are not those that were written.
     - `chain`: a frame is intact but does not follow the previous one.
     - `index`: an index file does not match its store; the node rebuilds it when it needs it.
     - `unreadable`: a node did not return these records.
     - `differs`: the nodes' logs verify, but their frames differ at this record.
+    - `gap`: an archive records that it never had these records; that is no damage.
     """
 
     node: str
@@ -61,7 +62,7 @@ class WalkedPiece:
 
     node: str
     ends: tuple[int, ...] = ()
-    """Where each of the compared logs ends; the boundaries there are kept, too."""
+    """Where each of the compared logs ends, or has a gap; the boundaries there are kept, too."""
     before: Tail | None = None
     """The chain's end before the first frame. Epoch and timestamp are 0 if only the crc is known."""
     tail: Tail | None = None

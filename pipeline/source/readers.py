@@ -34,6 +34,7 @@ from .reading import (
     LogPartition,
     ending_index,
     held_index,
+    held_stretches,
     open_origin,
     origin_of,
     partitions_of,
@@ -68,7 +69,7 @@ class LogReader(DataSourceReader):
         end = ending_index(options, origin, bounds)
         if end > bounds.highest_index:
             raise OptionRefused("endingOffsets", f"index {end} is past the end of the log, {bounds.highest_index}")
-        planned = partitions_of(origin, cluster_id, origin.stretches(start, end, options.minPartitions))
+        planned = partitions_of(origin, cluster_id, held_stretches(options, origin, start, end, options.minPartitions))
         return [InputPartition(each) for each in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -166,7 +167,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             from_index = starting_index(self._options, origin, origin.bounds())
         bounds = self._bounds_past(origin, from_index, to_index)
         from_index = held_index(self._options, origin, bounds, from_index, to_index)
-        stretches = origin.stretches(from_index, to_index, self._options.minPartitions)
+        stretches = held_stretches(self._options, origin, from_index, to_index, self._options.minPartitions)
         planned = partitions_of(origin, offset.cluster, stretches)
         if planned and from_index == offset.index:  # Otherwise the next records after the last one read have expired.
             planned[0] = planned[0]._replace(follows=offset.crc32c)

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..archive.log import ArchiveLog, JoinedLog
+from ..archive.log import ArchiveLog, JoinedLog, recorded_gap, told_gap
 from ..archive.manifest import is_archive
 from ..errors import ForeignLog, OptionRefused, RecordsLost
 from ..origin.cluster import ClusterLog, cursor_index
@@ -105,7 +105,8 @@ def starting_index(options: SourceOptions, origin: Origin, bounds: Bounds) -> in
                 "startingOffsetsByTimestampStrategy=latest starts with the next record"
             )
             raise OptionRefused("startingTimestamp", reason)
-        return index
+        gap = recorded_gap(origin, index - 1)  # Its records may be as recent, too.
+        return index if gap is None else held_index(options, origin, bounds, gap.from_index, index)
     place = options.startingOffsets
     if place == EARLIEST:
         return bounds.lowest_index
@@ -136,15 +137,30 @@ def ending_index(options: SourceOptions, origin: Origin, bounds: Bounds) -> int:
 
 
 def held_index(options: SourceOptions, origin: Origin, bounds: Bounds, index: int, to_index: int) -> int:
-    """`index`; or, if it has expired and failOnDataLoss is false, the lowest index that the log holds.
+    """`index`; or, if it has expired, or is in a gap of an archive, and failOnDataLoss is false, the next one held.
 
     Raises:
-        RecordsLost: it has expired.
+        RecordsLost: it is not held.
     """
-    if index >= bounds.lowest_index:
+    gap = recorded_gap(origin, index)
+    held = bounds.lowest_index if gap is None else gap.to_index
+    if index >= held:
         return index
-    lost = RecordsLost(origin.name, index, min(to_index, bounds.lowest_index), "they have expired")
+    lost = RecordsLost(origin.name, index, min(to_index, held), "they have expired" if gap is None else told_gap(gap))
     if options.failOnDataLoss:
         raise lost
     _journal.warning("%s", lost)
-    return bounds.lowest_index
+    return held
+
+
+def held_stretches(
+    options: SourceOptions, origin: Origin, from_index: int, to_index: int, least: int = 1
+) -> list[Stretch]:
+    """The origin's stretches, without those in a recorded gap of an archive if failOnDataLoss is false.
+
+    Raises:
+        RecordsLost: a gap is among the records.
+    """
+    bounds = Bounds(from_index, to_index)
+    found = origin.stretches(from_index, to_index, least)
+    return [each for each in found if held_index(options, origin, bounds, each.from_index, to_index) == each.from_index]

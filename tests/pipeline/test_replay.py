@@ -430,7 +430,7 @@ def first_stretch(path: Path) -> ReplayPiece:
     origin, [manifest, *_] = DataDirLog(str(path)), stored_snapshots(str(path)).manifests
     return ReplayPiece(
         options=options,
-        partitions=whole_frames(origin, 0, manifest.index),
+        partitions=whole_frames(origin, options, 0, manifest.index),
         from_index=0,
         to_index=manifest.index,
         genesis=genesis_of(str(path), origin),

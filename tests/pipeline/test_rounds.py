@@ -10,7 +10,7 @@ import pytest
 
 from quire.pipeline.archive.archive import ArchiveSummary
 from quire.pipeline.archive.rounds import FIRST_RETRY_S, LONGEST_RETRY_S, Rounds
-from quire.pipeline.errors import ArchiveGap, ClusterUnavailable, ForeignLog
+from quire.pipeline.errors import ArchiveGap, ClusterUnavailable, ForeignLog, RecordsLost
 from quire.pipeline.pieces import Progress
 
 EVERY_S = 600.0
@@ -114,6 +114,15 @@ def test_retries_are_ever_further_apart_up_to_a_limit_and_begin_anew_after_a_suc
 )
 def test_a_network_that_fails_is_an_outage(error: OSError) -> None:
     assert len(Script(failing(error), found(0, 1)).play().found) == 1
+
+
+def test_records_that_expire_during_a_run_are_for_the_next_one_to_name_or_to_accept() -> None:
+    lost = RecordsLost("n1", 5, 9, "they have expired")
+    script = Script(failing(lost), found(9, 12), failing(lost), failing(ArchiveGap("archive", 12, 20)))
+
+    with pytest.raises(ArchiveGap):
+        script.play()
+    assert [one.to_index for one in script.found] == [12]
 
 
 @pytest.mark.parametrize(
