@@ -7,6 +7,7 @@ index; otherwise the walk starts at the segment's first frame. The write segment
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -176,6 +177,18 @@ class SegmentFile:
             if header.next_index >= to_index:
                 return
             position += header.size
+
+    def end_index(self) -> int | None:
+        """The index after the last frame; None if something else follows it, or the index file names a later frame:
+        then the file is not as it was sealed.
+        """
+        index, position = self.base, STORE_HEADER_BYTES
+        with suppress(FrameCorrupt, UnknownVersion):
+            for start, header in self.headers(STORE_HEADER_BYTES, sys.maxsize):
+                index, position = header.next_index, start + header.size
+        places = self._places()
+        is_cut = bool(places) and places[-1].position >= position
+        return index if position == self.end and not is_cut else None
 
     def next_frame(self, position: int) -> tuple[int, FrameHeader] | None:
         """Position and header of the first frame after the one at `position` that can be found; None if none can.

@@ -98,6 +98,7 @@ class ArchiveLog:
         return to_index
 
     def crc32c_before(self, index: int) -> int:
+        self._refuse_gap(Stretch(index - 1, index, None))
         place = self.manifest.place_of(index - 1)
         held = self.manifest.files[place]
         if held.to_index == index:
@@ -321,7 +322,10 @@ class JoinedLog:
         found = self.archive.index_at(timestamp, Bounds(bounds.lowest_index, self._boundary))
         if found < self._boundary or bounds.highest_index <= self._boundary:
             return found
-        return self.live.index_at(timestamp, Bounds(self._boundary, bounds.highest_index))
+        try:
+            return self.live.index_at(timestamp, Bounds(self._boundary, bounds.highest_index))
+        except RecordsLost as error:
+            raise self._not_archived(error) from error
 
     def index_within_bytes(self, from_index: int, to_index: int, max_bytes: int) -> int:
         # A batch of a stream does not cross the boundary: one batch is shorter.
@@ -348,10 +352,16 @@ class JoinedLog:
                     self._check_boundary(rows)
                     yield rows
             except RecordsLost as error:
-                if self.archive.bounds().highest_index <= error.from_index:
-                    raise
+                lost = max(first, error.from_index)
+                if self.archive.bounds().highest_index <= lost:
+                    raise self._not_archived(error) from error
                 # The records were archived after the stretch was planned, and then expired.
-                yield from self.rows(stretch._replace(from_index=error.from_index), skimmer)
+                yield from self.rows(stretch._replace(from_index=lost), skimmer)
+
+    def _not_archived(self, lost: RecordsLost) -> RecordsLost:
+        """The error without the records that are in the archive."""
+        first = max(lost.from_index, self._boundary)
+        return RecordsLost(lost.origin, first, lost.to_index, lost.reason)
 
     def _check_boundary(self, rows: Rows) -> None:
         tail = self.archive.manifest.tail

@@ -2,13 +2,16 @@
 
 The readable log ends at the mark's commit_index. No byte below it is ever written again, so it does not matter if a
 segment grows or is sealed in the meantime. A segment that expires in the meantime raises `RecordsLost`.
+
+Segments expire from the lowest on. So a segment that is missing while a lower one is there has not expired: its file is
+lost, and `RecordsLost` names the records between the frames of the segments around it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 
 from crc32c import crc32c
 
@@ -19,6 +22,7 @@ from quire.log import (
     MARK_NAME,
     SEGMENTS_FOLDER,
     ChainBroken,
+    FrameCorrupt,
     FrameInvalid,
     PayloadInvalid,
     ReadOnlyDirectory,
@@ -100,7 +104,12 @@ class DataDirLog:
         following = bases[place + 1] if place + 1 < len(bases) else bounds.highest_index
         end = min(following, bounds.highest_index)
         with closing(self._open(bases[place], bases[place], end)) as segment:
-            return segment.index_at(timestamp, end)
+            found = segment.index_at(timestamp, end)
+            # The next segment's header says that a record before it is recent enough. If no frame is, it is lost.
+            lost = self._lost_after(segment, found - 1) if found in bases else None
+        if lost is not None:
+            raise lost
+        return found
 
     def _timestamp_before(self, base: int) -> int:
         with closing(self._open(base, base, base)) as segment:
@@ -111,7 +120,13 @@ class DataDirLog:
         for stretch in self.stretches(from_index, to_index):
             with closing(self._open(_base_of(stretch), stretch.from_index, stretch.to_index)) as segment:
                 first = reached == from_index
-                _, position = segment.start(stretch.from_index)
+                try:
+                    _, position = segment.start(stretch.from_index)
+                except FrameCorrupt:
+                    if self._lost_after(segment, stretch.from_index) is None:
+                        raise
+                    reached = stretch.to_index  # Records that are lost have no bytes.
+                    continue
                 is_whole = self._next_base(segment.base) == stretch.to_index
                 if is_whole and segment.end - position <= left:
                     left, reached = left - (segment.end - position), stretch.to_index
@@ -135,15 +150,22 @@ class DataDirLog:
         return split([Stretch(max(base, from_index), end, base) for base, end in zip(held, ends, strict=True)], least)
 
     def rows(self, stretch: Stretch, skimmer: Skimmer | None) -> Iterator[Rows]:
+        reached = stretch.from_index
         with closing(self._open(_base_of(stretch), stretch.from_index, stretch.to_index)) as segment:
-            tail, position = segment.start(stretch.from_index)
-            while tail.index < stretch.to_index:
-                before = position
-                gathering, tail, position = _piece(segment, position, tail, stretch.to_index, skimmer)
-                try:
-                    yield gathering.rows(stretch.from_index, stretch.to_index)
-                except PayloadInvalid as error:
-                    raise segment.corrupt(before, error.reason) from error
+            try:
+                tail, position = segment.start(stretch.from_index)
+                while tail.index < stretch.to_index:
+                    before = position
+                    gathering, tail, position = _piece(segment, position, tail, stretch.to_index, skimmer)
+                    try:
+                        yield gathering.rows(stretch.from_index, stretch.to_index)
+                    except PayloadInvalid as error:
+                        raise segment.corrupt(before, error.reason) from error
+                    reached = tail.index
+            except FrameCorrupt as error:
+                if (lost := self._lost_after(segment, reached)) is not None:
+                    raise lost from error
+                raise
         self._check_next(segment.base, tail)
 
     def close(self) -> None:
@@ -177,7 +199,26 @@ class DataDirLog:
         try:
             return SegmentFile(self._files, base)
         except FileNotFoundError as error:
-            raise RecordsLost(self.name, from_index, to_index, f"segment {base} has expired") from error
+            raise self._lost(base, from_index, to_index) from error
+
+    def _lost(self, base: int, from_index: int, to_index: int) -> RecordsLost:
+        """The error for a segment that is not there: it has expired with all older ones, or is missing among others."""
+        bases = store_bases(self._files)
+        place = bisect_left(bases, base)
+        if place == 0:
+            return RecordsLost(self.name, from_index, to_index, f"segment {base} has expired")
+        lost: RecordsLost | None = None
+        with suppress(FileNotFoundError), closing(SegmentFile(self._files, bases[place - 1])) as previous:
+            lost = self._lost_after(previous, base)
+        return lost or RecordsLost(self.name, from_index, to_index, f"segment {base} is missing")
+
+    def _lost_after(self, segment: SegmentFile, index: int) -> RecordsLost | None:
+        """The error for the records between a segment's last frame and the next segment, if `index` is among them."""
+        bases, first = store_bases(self._files), segment.end_index()
+        place = bisect_right(bases, segment.base)
+        if first is None or place == len(bases) or not first <= index < bases[place]:
+            return None
+        return RecordsLost(self.name, first, bases[place], f"segment {first} is missing")
 
 
 def _base_of(stretch: Stretch) -> int:

@@ -69,7 +69,11 @@ class Origin(Protocol):
         ...
 
     def index_at(self, timestamp: int, bounds: Bounds) -> int:
-        """The first index within the bounds whose record is not older than a time in microseconds, or their end."""
+        """The first index within the bounds whose record is not older than a time in microseconds, or their end.
+
+        Raises:
+            RecordsLost: it may be one of these, which are lost.
+        """
         ...
 
     def index_within_bytes(self, from_index: int, to_index: int, max_bytes: int) -> int:
@@ -98,7 +102,7 @@ class Origin(Protocol):
 
         Raises:
             FrameCorrupt: at this file and position.
-            RecordsLost: they have expired.
+            RecordsLost: these have expired, or their segment is missing; they may begin before the stretch.
             ClusterUnavailable: no node returned them in time.
         """
         ...

@@ -155,7 +155,7 @@ def _walk(piece: ScrubPiece) -> WalkedPiece:
         try:
             return scrub_segment(name, stretch.from_index, stretch.to_index, piece.ends)
         except FileNotFoundError:
-            return WalkedPiece(name)  # The segment has expired since the scrub began.
+            return _missing(piece)
     walked = WalkedPiece(name, piece.ends)
     try:
         with closing(piece.node.open(piece.cluster_id)) as origin:
@@ -180,6 +180,15 @@ def _walk(piece: ScrubPiece) -> WalkedPiece:
 def _walked_gap(node: ScrubNode, gap: RecordedGap) -> WalkedPiece:
     walked = WalkedPiece(node.name, tail=gap.tail)
     _find(walked, "gap", told_gap(gap), gap.from_index, gap.to_index)
+    return walked
+
+
+def _missing(piece: ScrubPiece) -> WalkedPiece:
+    """A segment whose file was there when the scrub began. It has expired, unless an older one is still there."""
+    stretch, walked = piece.stretch, WalkedPiece(piece.node.name)
+    with closing(piece.node.open()) as origin:
+        if origin.bounds().lowest_index < stretch.from_index:
+            _find(walked, "corrupt", "its segment is missing", stretch.from_index, stretch.to_index)
     return walked
 
 

@@ -221,7 +221,7 @@ def read_partition(options: SourceOptions, schema: StructType, partition: LogPar
     """The rows of a task's partition as Arrow batches.
 
     Raises:
-        RecordsLost: some have expired since the read was planned, and failOnDataLoss is true.
+        RecordsLost: some have expired since the read was planned, or their segment is missing; failOnDataLoss is true.
         LogRewritten: the stretch follows another record than the last one that the stream has read.
         FrameCorrupt, ForeignLog, ClusterUnavailable: from the origin.
     """

@@ -95,10 +95,10 @@ def starting_index(options: SourceOptions, origin: Origin, bounds: Bounds) -> in
         OptionRefused: it is past the end of the log, no record is as recent as the starting timestamp, or there is no
             such cursor.
         ClusterUnavailable: no node said in time where the cursor is.
-        RecordsLost: the record has expired.
+        RecordsLost: the record has expired, or may be one of a segment that is missing.
     """
     if options.startingTimestamp is not None:
-        index = origin.index_at(options.startingTimestamp * MICROSECONDS, bounds)
+        index = _index_at(options, origin, options.startingTimestamp, bounds)
         if index == bounds.highest_index and options.startingOffsetsByTimestampStrategy == "error":
             reason = (
                 f"no record is as recent as {options.startingTimestamp} ms; the log ends at index {index}. "
@@ -129,11 +129,26 @@ def _cursor_index(options: SourceOptions, origin: Origin, name: str) -> int:
 
 
 def ending_index(options: SourceOptions, origin: Origin, bounds: Bounds) -> int:
-    """The index to stop before; if the options name an index, it may be past the end of the log."""
+    """The index to stop before; if the options name an index, it may be past the end of the log.
+
+    Raises:
+        RecordsLost: it is a time among the records of a segment that is missing.
+    """
     if options.endingTimestamp is not None:
-        return origin.index_at(options.endingTimestamp * MICROSECONDS, bounds)
+        return _index_at(options, origin, options.endingTimestamp, bounds)
     place = options.endingOffsets
     return bounds.highest_index if isinstance(place, str) else place
+
+
+def _index_at(options: SourceOptions, origin: Origin, timestamp_ms: int, bounds: Bounds) -> int:
+    """The first index that is not older than a time. Records that are lost there end a read, or are skipped."""
+    try:
+        return origin.index_at(timestamp_ms * MICROSECONDS, bounds)
+    except RecordsLost as lost:
+        if options.failOnDataLoss:
+            raise
+        _journal.warning("%s", lost)
+        return lost.to_index
 
 
 def held_index(options: SourceOptions, origin: Origin, bounds: Bounds, index: int, to_index: int) -> int:

@@ -14,7 +14,14 @@ import pytest
 
 from quire.log import FileDirectory, Kind, Log, LogOptions, encode_records
 from quire.pipeline.archive.snapshots import StoredSnapshot, stored_snapshots
-from quire.pipeline.errors import ForeignLog, GenesisMissing, GroundMissing, MachineDiffers, OptionRefused
+from quire.pipeline.errors import (
+    ForeignLog,
+    GenesisMissing,
+    GroundMissing,
+    MachineDiffers,
+    OptionRefused,
+    RecordsLost,
+)
 from quire.pipeline.jobs import ReplaySummary, archive, replay
 from quire.pipeline.origin.data_dir import DataDirLog
 from quire.pipeline.pieces import whole_frames
@@ -237,6 +244,21 @@ def test_no_snapshot_to_begin_from_is_told_with_its_range(tmp_path: Path) -> Non
         replayed(log)
     error = raised.value
     assert (error.lowest_index, error.highest_index, error.snapshots) == (lowest, 1000, snapshot_indices(log))
+
+
+@pytest.mark.parametrize("snapshots", [0, 9])
+def test_a_replay_goes_across_no_missing_segment(tmp_path: Path, snapshots: int) -> None:
+    log = tmp_path / "n1"
+    run_cluster(log, ArithmeticMachine(42), snapshots=snapshots)
+    write_genesis(log)
+    first, middle, following = sorted((log / "log").glob("*.store"))[:3]
+    middle.unlink()
+
+    for options in ({}, {"failOnDataLoss": False}):
+        with pytest.raises(RecordsLost) as lost:
+            replayed(log, **options)
+        assert (lost.value.from_index, lost.value.to_index) == (int(middle.stem), int(following.stem))
+    assert int(first.stem) == 0
 
 
 def test_a_log_without_a_genesis_is_refused(tmp_path: Path) -> None:
