@@ -69,7 +69,7 @@ def absolute_path(path: str, name: str) -> str:
 def whole_frames(origin: Origin, options: SourceOptions, from_index: int, to_index: int) -> list[LogPartition]:
     """The records between two frame boundaries as partitions of whole frames.
 
-    A partition is a segment of a data_dir, a file of an archive, or at most 64 MiB of a cluster's log.
+    A partition is a segment of a data_dir, some files of an archive, or at most 64 MiB of a cluster's log.
 
     Raises:
         ClusterUnavailable, RecordsLost: from the origin.

@@ -30,9 +30,18 @@ from quire.log import (
 from quire.log.packing import Skimmer
 
 from ..errors import ArchiveDamaged, ArchiveDiverges, ArchiveGap, ForeignLog, RecordsLost
-from ..origin.origin import Bounds, Origin, Stretch, split
+from ..origin.origin import STRETCH_BYTES, Bounds, Origin, Stretch, split
 from ..origin.rows import Integers, RowBuilder, Rows
-from .manifest import ArchiveFile, ArchiveManifest, RecordedGap, footer_crc32c, look_up, manifest_stamp, open_parquet
+from .manifest import (
+    ArchiveFile,
+    ArchiveManifest,
+    RecordedGap,
+    footer_crc32c,
+    is_archive,
+    look_up,
+    manifest_stamp,
+    open_parquet,
+)
 from .pages import pages_of
 
 LEAD = "lead"
@@ -45,15 +54,22 @@ MAX_GROUP_BYTES = 512 << 20
 class ArchiveLog:
     """The log in an archive. It only grows at its end, and only `bounds` reads the manifest again: between two calls of
     `bounds`, all answers come from one manifest.
+
+    A task gets the part of the manifest that it needs with its partition, and reads the rest only to find records that
+    were archived since.
     """
 
     servers: tuple[str, ...] = ()
 
-    def __init__(self, path: str) -> None:
-        """Raises NoLog, ArchiveDamaged, ArchiveGap."""
+    def __init__(self, path: str, part: ArchiveManifest | None = None) -> None:
+        """`part`: of the manifest, to read these files; None: all of it. Raises NoLog, ArchiveDamaged, ArchiveGap."""
         self.name = path
-        self._stamp = manifest_stamp(path)
-        self.manifest = ArchiveManifest.read(path)
+        self._stamp: tuple[int, int, int] | None = None
+        if part is not None and is_archive(path):
+            self.manifest = part
+        else:
+            self._stamp = manifest_stamp(path)
+            self.manifest = ArchiveManifest.read(path)
 
     def cluster_id(self) -> str:
         return self.manifest.cluster_id
@@ -118,15 +134,19 @@ class ArchiveLog:
         if from_index >= to_index:
             return []
         found: list[Stretch] = []
-        for held in self.manifest.files[self.manifest.place_of(from_index) :]:
-            if held.from_index >= to_index:
-                break
+        size = 0
+        for held in self.manifest.part(from_index, to_index).files:
             self._check_size(held)
-            found.append(Stretch(max(held.from_index, from_index), min(held.to_index, to_index), held.segment))
+            stretch = Stretch(max(held.from_index, from_index), min(held.to_index, to_index), held.segment)
+            size += held.log_bytes
+            if found and _continues(found[-1], stretch) and size <= STRETCH_BYTES:
+                found[-1] = found[-1]._replace(to_index=stretch.to_index)
+            else:
+                found.append(stretch)
+                size = held.log_bytes
         gaps = [
             Stretch(max(gap.from_index, from_index), min(gap.to_index, to_index), gap.from_index)
-            for gap in self.manifest.gaps
-            if gap.from_index < to_index and from_index < gap.to_index
+            for gap in self.manifest.gaps_within(from_index, to_index)
         ]
         return sorted(split(found, least) + gaps)
 
@@ -226,6 +246,11 @@ class ArchiveLog:
     def _damaged(self, held: ArchiveFile, reason: str, tail: Tail | None = None) -> ArchiveDamaged:
         first = held.from_index if tail is None else tail.index
         return ArchiveDamaged(self.name, held.file, reason, first, held.to_index)
+
+
+def _continues(before: Stretch, stretch: Stretch) -> bool:
+    """Whether two stretches of files, which frequent runs of an archiver make small, can be one: of one segment."""
+    return before.to_index == stretch.from_index and before.segment == stretch.segment
 
 
 def _joined(leads: pa.ChunkedArray, values: pa.ChunkedArray) -> bytes:
@@ -371,3 +396,9 @@ class JoinedLog:
 
     def close(self) -> None:
         self.live.close()
+
+
+def part_for(origin: Origin, stretch: Stretch) -> ArchiveManifest | None:
+    """The part of an archive's manifest that a task needs to read a stretch; None if the log has no archive."""
+    archive = origin.archive if isinstance(origin, JoinedLog) else origin
+    return archive.manifest.part(*stretch[:2]) if isinstance(archive, ArchiveLog) else None

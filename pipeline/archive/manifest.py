@@ -22,9 +22,10 @@ from __future__ import annotations
 import errno
 import os
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import BufferedReader
+from operator import attrgetter
 from typing import Any, BinaryIO, NamedTuple, TypeAlias, TypeVar
 
 import orjson
@@ -139,6 +140,23 @@ class ArchiveManifest:
     def place_of(self, index: int) -> int:
         """The number of the file that holds an index within the bounds, or of the next one if the index is in a gap."""
         return bisect_right(self._ends, index)
+
+    def gaps_within(self, from_index: int, to_index: int) -> list[RecordedGap]:
+        """The gaps that hold some of [from_index, to_index)."""
+        return [gap for gap in self.gaps if gap.from_index < to_index and from_index < gap.to_index]
+
+    def part(self, from_index: int, to_index: int) -> ArchiveManifest:
+        """The files and gaps that hold [from_index, to_index), if any, and the chain's end before them."""
+        first = self.place_of(from_index)
+        last = bisect_left(self.files, to_index, key=attrgetter("from_index"))
+        files, gaps = self.files[first:last], self.gaps_within(from_index, to_index)
+        entries: list[ArchiveFile | RecordedGap] = [*files, *gaps]
+        entries.sort(key=attrgetter("from_index"))
+        if not entries:
+            return ArchiveManifest(self.path, self.cluster_id, self.tail)
+        starts_with_file = bool(files) and entries[0] is files[0]
+        before = self.files[first - 1].tail if first else self.origin
+        return ArchiveManifest(self.path, self.cluster_id, self.before(first) if starts_with_file else before, entries)
 
     @classmethod
     def read(cls, path: str) -> ArchiveManifest:

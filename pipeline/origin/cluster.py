@@ -23,7 +23,7 @@ from quire.log.packing import Skimmer
 from ..errors import ClusterUnavailable, ForeignLog, RecordsLost
 from .access import PLAIN, Access
 from .nodes import JSON, Answer, Gone, Nodes, TryNext, document_of
-from .origin import Bounds, Stretch
+from .origin import STRETCH_BYTES, Bounds, Stretch
 from .rows import RowBuilder, Rows
 
 ROLES_FOR_S = 30.0
@@ -31,8 +31,6 @@ ROLES_FOR_S = 30.0
 RAW_FRAMES = "application/vnd.quire.frames"
 PAGE_BYTES = 2 << 20
 """The size of a request: the node and the task each hold it in memory."""
-STRETCH_BYTES = 64 << 20
-"""What one task reads at most, or one frame: the usual size of a segment."""
 MOST_BOUNDARIES = 1024
 """So many a node names in one answer."""
 RANKS = {"observer": 0, "voter": 1}

@@ -14,6 +14,9 @@ from quire.log.packing import Skimmer
 
 from .rows import Rows
 
+STRETCH_BYTES = 64 << 20
+"""About what one task reads, where segments do not say it: the usual size of one."""
+
 
 class Bounds(NamedTuple):
     """The readable records [lowest_index, highest_index), all committed."""

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quire.log import FrameCorrupt, Tail
 
-from ..archive.log import ArchiveLog, recorded_gaps, told_gap
-from ..archive.manifest import RecordedGap, is_archive, look_up, open_parquet
+from ..archive.log import ArchiveLog, part_for, recorded_gaps, told_gap
+from ..archive.manifest import ArchiveManifest, RecordedGap, look_up, open_parquet
 from ..errors import ArchiveDamaged, ClusterUnavailable, ForeignLog, RecordsLost
 from ..origin.access import PLAIN, Access
 from ..origin.origin import Origin, Stretch
@@ -38,6 +38,8 @@ class ScrubPiece(NamedTuple):
     stretch: Stretch
     ends: tuple[int, ...]
     """Where each of the logs ends."""
+    archived: ArchiveManifest | None
+    """Of an archive, the part of its manifest with the file."""
 
 
 @dataclass(slots=True)
@@ -118,7 +120,10 @@ def scrub(
             summary.cluster_id = cluster_id
             summary.nodes[node.name] = ScrubbedNode(low, high)
             walks[node] = {gap.from_index: _walked_gap(node, gap) for gap in recorded_gaps(origin)}
-            pieces += [ScrubPiece(node, cluster_id, stretch, ()) for stretch in _stretches(origin, low, high)]
+            pieces += [
+                ScrubPiece(node, cluster_id, stretch, (), part_for(origin, stretch))
+                for stretch in _stretches(origin, low, high)
+            ]
     # The chain ends before a gap, too: what is before it is compared there.
     ends = tuple({node.to_index for node in summary.nodes.values()}.union(*walks.values()))
     pieces = [piece._replace(ends=ends) for piece in pieces]
@@ -151,14 +156,14 @@ def _stretches(origin: Origin, low: int, high: int) -> Sequence[Stretch]:
 
 def _walk(piece: ScrubPiece) -> WalkedPiece:
     stretch, name = piece.stretch, piece.node.name
-    if not piece.node.is_server and not is_archive(name):
+    if not piece.node.is_server and piece.archived is None:
         try:
             return scrub_segment(name, stretch.from_index, stretch.to_index, piece.ends)
         except FileNotFoundError:
             return _missing(piece)
     walked = WalkedPiece(name, piece.ends)
     try:
-        with closing(piece.node.open(piece.cluster_id)) as origin:
+        with closing(_opened(piece)) as origin:
             if isinstance(origin, ArchiveLog):
                 _check_sha256(origin, stretch, walked)
             for header in frames_within(origin, stretch):
@@ -181,6 +186,13 @@ def _walked_gap(node: ScrubNode, gap: RecordedGap) -> WalkedPiece:
     walked = WalkedPiece(node.name, tail=gap.tail)
     _find(walked, "gap", told_gap(gap), gap.from_index, gap.to_index)
     return walked
+
+
+def _opened(piece: ScrubPiece) -> Origin:
+    """The log of a piece. Raises NoLog, and as `ScrubNode.open`."""
+    if piece.archived is not None:
+        return ArchiveLog(piece.node.name, piece.archived)
+    return piece.node.open(piece.cluster_id)
 
 
 def _missing(piece: ScrubPiece) -> WalkedPiece:

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..archive.log import ArchiveLog, JoinedLog, recorded_gap, told_gap
-from ..archive.manifest import is_archive
+from ..archive.log import ArchiveLog, JoinedLog, part_for, recorded_gap, told_gap
+from ..archive.manifest import ArchiveManifest, is_archive
 from ..errors import ForeignLog, OptionRefused, RecordsLost
 from ..origin.cluster import ClusterLog, cursor_index
 from ..origin.data_dir import DataDirLog
@@ -31,8 +31,9 @@ class LogPartition(NamedTuple):
     stretch: Stretch
     cluster_id: str
     servers: tuple[str, ...]
-    task_number: int
-    """The partition's number: tasks with different numbers ask different nodes first."""
+    """In the order in which the task asks them, which differs between tasks."""
+    archived: ArchiveManifest | None = None
+    """The part of the archive's manifest that the task needs, if there is an archive."""
     follows: int | None = None
     """The crc32c of the frame that holds the record before the stretch, if a stream has read that record."""
 
@@ -40,7 +41,8 @@ class LogPartition(NamedTuple):
 def partitions_of(origin: Origin, cluster_id: str, stretches: Sequence[Stretch]) -> list[LogPartition]:
     """Each stretch as a partition, whose task asks the nodes in an order of its own."""
     return [
-        LogPartition(stretch, cluster_id, origin.servers_of(number), number) for number, stretch in enumerate(stretches)
+        LogPartition(stretch, cluster_id, origin.servers_of(number), part_for(origin, stretch))
+        for number, stretch in enumerate(stretches)
     ]
 
 
@@ -65,8 +67,8 @@ def log_at(path: str) -> Origin:
     return ArchiveLog(path) if is_archive(path) else DataDirLog(path)
 
 
-def _with_archive(options: SourceOptions, live: Origin) -> Origin:
-    return live if options.archive is None else JoinedLog(ArchiveLog(options.archive), live)
+def _with_archive(options: SourceOptions, live: Origin, part: ArchiveManifest | None = None) -> Origin:
+    return live if options.archive is None else JoinedLog(ArchiveLog(options.archive, part), live)
 
 
 def origin_of(options: SourceOptions, partition: LogPartition) -> Origin:
@@ -80,8 +82,10 @@ def origin_of(options: SourceOptions, partition: LogPartition) -> Origin:
     if options.path is None:
         timeout_s = options.fetchTimeoutMs / 1000
         live = ClusterLog(partition.servers, timeout_s, known=partition.cluster_id, access=options.access)
-        return _with_archive(options, live)
-    origin = _with_archive(options, log_at(options.path))
+        return _with_archive(options, live, partition.archived)
+    if options.archive is None and partition.archived is not None:
+        return ArchiveLog(options.path, partition.archived)
+    origin = _with_archive(options, log_at(options.path), partition.archived)
     found = origin.cluster_id()
     if found != partition.cluster_id:
         raise ForeignLog(origin.name, found, partition.cluster_id)
