@@ -36,6 +36,11 @@ class Where(NamedTuple):
         """Whether it runs on Spark."""
         return self.spark or bool(self.on) or bool(self.conf)
 
+    @property
+    def is_connect(self) -> bool:
+        """Whether a server of Spark Connect is named."""
+        return self.on.startswith("sc://")
+
     def needed(self) -> tuple[str, ...]:
         """The packages that every job needs there."""
         return (*NEEDED_BY_SPARK, *NEEDED) if self.is_spark else NEEDED
@@ -52,7 +57,7 @@ class Where(NamedTuple):
                 raise OptionRefused("--conf", f"it takes KEY=VALUE, not {setting}")
             found[name] = value
         if self.on:
-            found["spark.remote" if self.on.startswith("sc://") else "spark.master"] = self.on
+            found["spark.remote" if self.is_connect else "spark.master"] = self.on
         return found
 
 
@@ -89,7 +94,8 @@ def session_of(job: str, where: Where) -> Generator[SparkSession | None]:
                 python = context.pythonExec
     except (PySparkException, Py4JError) as error:
         asked = f"--on is {where.on}" if where.on else "it is as configured"
-        advice = f"{asked}; check that and --conf, and that Java 17 or newer is in PATH or JAVA_HOME"
+        needs = "pyspark[connect] is installed" if where.is_connect else "Java 17 or newer is in PATH or JAVA_HOME"
+        advice = f"{asked}; check that and --conf, and that {needs}"
         raise SparkFailed("does not start", _cause([*str(error).splitlines(), *said]), advice) from None
     try:
         yield session

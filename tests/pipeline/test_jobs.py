@@ -395,7 +395,10 @@ try:
 except FileNotFoundError as error:
     print(error.filename == folder + "/nothing")
 sys.argv = ["quire", "spark", "scrub", "--path", log, "--on", "sc://localhost"]
-main()
+try:
+    main()
+finally:
+    spark.stop()  # Its server, too, which would keep this process's pipes open.
 """
 
 
