@@ -1,6 +1,7 @@
 """The commit of a batch: planned once, sent under the sequences of its plan, marked as done.
 
     check that the sink's state is of this cluster, session and query: batch numbers mean nothing for another
+    check the number and the rows: a lower number than the last, or other rows than it was planned or done with, fails
     done already? ─► skip the batch            (checked again once the session is open: then no other driver can end it)
     open the session: this fences the previous holder, and the session's last sequence says what is executed
     a plan? ─► use its first sequence and its spools; else plan these tasks' spools from the next sequence on, durably
@@ -13,6 +14,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -22,16 +24,20 @@ from typing import NamedTuple, Protocol
 from quire.cluster.client import BatchReply, NotFound, ReplyGone, ResultsCut, Session, SessionError, SessionStatus
 
 from .errors import (
+    BatchBehind,
     BatchOvertaken,
     BatchUnfinished,
     CommandsRefused,
     RowRefused,
+    RowsChanged,
     RowsRefused,
     SessionMoved,
     SpoolDamaged,
 )
-from .spool import BLOCK_BYTES, Spool, check_spool, commands_of
+from .spool import BLOCK_BYTES, Spool, check_spool, commands_of, digest_of
 from .state import FIRST_REFUSALS, Done, Plan, Refusals, SinkState
+
+_journal = logging.getLogger(__name__)
 
 FIRST_ROWS = 10
 """How many refused rows an error names."""
@@ -77,47 +83,107 @@ class Target:
     """None: a batch write, or a query whose checkpoint does not reveal its id."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A batch as this attempt has it: its number, and what its tasks made of its rows."""
+
+    number: int
+    guessed: bool
+    """Nobody gave the number, so what is planned or done under it belongs to another write."""
+    results: Sequence[TaskResult]
+    fails_on_change: bool
+
+    @property
+    def spools(self) -> tuple[Spool, ...]:
+        """In the order of the partitions."""
+        found = (result.spool for result in self.results if result.spool is not None)
+        return tuple(sorted(found, key=lambda spool: spool.partition))
+
+    @property
+    def commands(self) -> int:
+        return sum(spool.commands for spool in self.spools)
+
+    def differs(self, known: Plan | Done) -> bool:
+        """Whether its commands are others; of what an older program planned, only their count is known."""
+        return known.commands != self.commands or known.digest not in (None, digest_of(self.spools))
+
+    def done(self, last: Done | None) -> Done | None:
+        """The last batch that is done, if it is this one.
+
+        Raises:
+            BatchOvertaken, BatchBehind, RowsChanged: a later one is done, or it was done with other rows.
+        """
+        if last is None or last.batch < self.number:
+            return None
+        if self.guessed:
+            raise BatchOvertaken(last.batch)
+        self._check(last, "written")
+        return last
+
+    def check_plan(self, plan: Plan) -> None:
+        """Check that the plan of an unfinished batch is this one's. With a guessed number it never is.
+
+        Raises:
+            BatchUnfinished, BatchBehind, RowsChanged: it is another's, or has other rows.
+        """
+        if self.guessed or plan.batch < self.number:
+            raise BatchUnfinished(plan.batch, None if self.guessed else self.number)
+        self._check(plan, "planned")
+
+    def _check(self, known: Plan | Done, stage: str) -> None:
+        if known.batch > self.number:
+            raise BatchBehind(self.number, known.batch, stage)
+        if self.fails_on_change and self.differs(known):
+            raise RowsChanged(self.number, stage, known.commands, self.commands)
+
+
 async def commit(
-    state: SinkState, target: Target, connect: Connect, results: Sequence[TaskResult], batch: int | None, *, fails: bool
+    state: SinkState,
+    target: Target,
+    connect: Connect,
+    results: Sequence[TaskResult],
+    batch: int | None,
+    *,
+    fails: bool,
+    fails_on_change: bool = True,
 ) -> Done:
     """Write a batch exactly once, however often this is called for it and wherever an earlier call stopped.
 
     `batch` None: the number after the last batch. `fails`: whether commands that the machine refused at apply are an
-    error.
+    error. `fails_on_change`: whether it is one that the batch was planned or done with other rows; else these count.
 
     Raises:
-        RowsRefused, SpoolDamaged, ForeignCluster, OptionRefused, SessionMoved, BatchUnfinished, BatchOvertaken: nothing
-            was sent.
+        RowsRefused, SpoolDamaged, ForeignCluster, OptionRefused, SessionMoved, BatchUnfinished, BatchOvertaken,
+            BatchBehind, RowsChanged: nothing was sent.
         CommandsRefused: the batch is executed, except for the commands that were refused.
         quire.cluster.client.ClientError: the cluster is unavailable, or another driver has taken over.
     """
     listed = state.names()  # Only these are removed at the end: later files may belong to a later driver.
     state.identify(target.cluster_id, target.session, target.query)
+    _check_rows(results)
     last = state.done()
-    guessed = batch is None
-    if batch is None:
-        batch = last.batch + 1 if last is not None else 0
-    if last is None or batch > last.batch:
-        if (plan := state.plan()) is None:
-            _check_results(state, results)
-        else:
-            _check_number(plan, batch, guessed=guessed)  # Checked again after the open; here it fences nobody.
-        last = await _delivered_in_the_end(state, target, connect, results, batch, listed, guessed=guessed)
-    state.abandon(result.spool for result in results if result.spool is not None)
-    if fails and last.batch == batch and (last.refused or last.unanswered):
-        raise CommandsRefused(batch, last.refused, last.unanswered, last.first_refused)
-    return last
+    number = batch if batch is not None else last.batch + 1 if last is not None else 0
+    given = _Batch(number, batch is None, results, fails_on_change)
+    plan = state.plan()
+    if plan is not None:
+        given.check_plan(plan)  # Checked again after the open; here it fences nobody.
+    done = given.done(last)
+    if done is None:
+        if plan is None:
+            for spool in given.spools:
+                check_spool(state.directory, spool)
+        done = await _delivered_in_the_end(state, target, connect, given, listed)
+    state.abandon(given.spools)
+    if given.differs(done):
+        told = "batch %d came again with other rows: its %d commands of before are kept, the %d given now are dropped"
+        _journal.warning(told, number, done.commands, given.commands)
+    if fails and (done.refused or done.unanswered):
+        raise CommandsRefused(number, done.refused, done.unanswered, done.first_refused)
+    return done
 
 
 async def _delivered_in_the_end(
-    state: SinkState,
-    target: Target,
-    connect: Connect,
-    results: Sequence[TaskResult],
-    batch: int,
-    listed: Sequence[str],
-    *,
-    guessed: bool,
+    state: SinkState, target: Target, connect: Connect, batch: _Batch, listed: Sequence[str]
 ) -> Done:
     """`_delivered`, repeated in a different way if the first way can never get an answer.
 
@@ -127,16 +193,14 @@ async def _delivered_in_the_end(
     ask_again, one_by_one = True, False
     while True:
         try:
-            return await _delivered(
-                state, target, connect, results, batch, listed, guessed, ask_again=ask_again, one_by_one=one_by_one
-            )
+            return await _delivered(state, target, connect, batch, listed, ask_again=ask_again, one_by_one=one_by_one)
         except ReplyGone:  # The session has executed what it has forgotten: the next attempt starts after that.
             if not ask_again:
                 raise
             ask_again = False
         except ResultsCut:  # The commands of a message are executed, but their results are too long for one answer.
             one_by_one = True
-        guessed = False
+        batch = replace(batch, guessed=False)
 
 
 class _Opened(NamedTuple):
@@ -149,10 +213,8 @@ async def _delivered(
     state: SinkState,
     target: Target,
     connect: Connect,
-    results: Sequence[TaskResult],
-    batch: int,
+    batch: _Batch,
     listed: Sequence[str],
-    guessed: bool,
     *,
     ask_again: bool,
     one_by_one: bool,
@@ -161,27 +223,26 @@ async def _delivered(
         was_open = await _is_open(client, state.holder())
         opened = _Opened(await client.session(), was_open)
         last = state.done()
-        if last is not None and last.batch >= batch:  # Done by the previous holder of the session.
-            if guessed:
-                raise BatchOvertaken(last.batch)
-            return last
-        if guessed and (plan := state.plan()) is not None:
-            _check_number(plan, batch, guessed=True)
-        plan = _plan(state, target, results, batch, opened, last)
+        done = batch.done(last)
+        if done is not None:  # By the previous holder of the session.
+            return done
+        plan = _plan(state, target, batch, opened, last)
         state.hold(opened.session.id)
         sender = _Sender(state, plan, client, opened.session, one_by_one=one_by_one)
         refusals = await sender.send(ask_again=ask_again)
-        done = Done(batch, plan.next_sequence, plan.commands, refusals.count, refusals.unanswered, refusals.first)
+        done = Done(
+            plan.batch,
+            plan.next_sequence,
+            plan.commands,
+            refusals.count,
+            refusals.unanswered,
+            refusals.first,
+            plan.digest,
+        )
         state.finish(done)
     if plan.commands:  # Otherwise nothing has shown that this driver still holds the session.
         state.clean(listed, plan)
     return done
-
-
-def _check_number(plan: Plan, batch: int, *, guessed: bool) -> None:
-    """Raise BatchUnfinished unless the plan belongs to this batch. With a guessed number it never does."""
-    if guessed or plan.batch != batch:
-        raise BatchUnfinished(plan.batch, None if guessed else batch)
 
 
 async def _is_open(client: SessionClient, session: int | None) -> bool:
@@ -194,19 +255,14 @@ async def _is_open(client: SessionClient, session: int | None) -> bool:
     return True
 
 
-def _check_results(state: SinkState, results: Sequence[TaskResult]) -> None:
-    """Refuse the batch if rows are not commands, or if a spool on disk is not the one that its task wrote."""
+def _check_rows(results: Sequence[TaskResult]) -> None:
+    """Refuse the batch if rows are not commands, whether its other rows are planned already or not."""
     if refused := sum(result.refused for result in results):
         rows = sorted(row for result in results for row in result.first_refused)
         raise RowsRefused(refused, rows[:FIRST_ROWS])
-    for result in results:
-        if result.spool is not None:
-            check_spool(state.directory, result.spool)
 
 
-def _plan(
-    state: SinkState, target: Target, results: Sequence[TaskResult], batch: int, opened: _Opened, last: Done | None
-) -> Plan:
+def _plan(state: SinkState, target: Target, batch: _Batch, opened: _Opened, last: Done | None) -> Plan:
     """The batch's plan: the existing one if it can still be carried out, or a new one, durable on return."""
     session = opened.session
     plan = state.plan()
@@ -215,17 +271,14 @@ def _plan(
         executed = last.next_sequence - 1 if last is not None else 0
         if session.sequence != executed:
             raise SessionMoved(target.session, session.sequence, str(executed) if last is not None else None)
-        for result in results:
+        for result in batch.results:
             if result.largest > (most := session.message_bytes - ARRAY_HEAD_BYTES):
                 text = f"as msgpack it has {result.largest} bytes, and the cluster takes {most} (max_request_bytes)"
                 raise RowsRefused(1, [RowRefused(result.partition, result.largest_row, "TOO_LARGE", text)])
-        ordered = sorted(
-            (result.spool for result in results if result.spool is not None), key=lambda spool: spool.partition
-        )
-        plan = Plan(batch, session.id, session.sequence + 1, tuple(ordered))
+        plan = Plan(batch.number, session.id, session.sequence + 1, batch.spools)
         state.write_plan(plan)
         return plan
-    _check_number(plan, batch, guessed=False)
+    batch.check_plan(plan)
     lowest, highest = plan.first_sequence - 1, plan.next_sequence - 1
     known = state.refusals(plan).through - 1
     # A closed session starts again at 0, which only shows if it had advanced before.

@@ -2,8 +2,8 @@
 `SessionExpired`, `Unavailable`, `OutcomeUnknown`.
 
 The user's fault: `ColumnsRefused`, `RowsRefused`, `WriteRefused`, `ForeignCluster`. Refused by the machine:
-`CommandsRefused`. Interference with the session or the spool: `SessionMoved`, `BatchUnfinished`, `BatchOvertaken`. The
-disk's fault: `SpoolDamaged`.
+`CommandsRefused`. Interference with the session or the spool: `SessionMoved`, `BatchUnfinished`, `BatchOvertaken`. With
+the checkpoint, or a query that is not deterministic: `BatchBehind`, `RowsChanged`. The disk's fault: `SpoolDamaged`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RowsRefused(PipelineError):
         named = "; ".join(map(str, rows))
         more = f"; and {count - len(rows)} more" if count > len(rows) else ""
         super().__init__(
-            f"{count} rows are not commands of the cluster's machine, and nothing was written: {named}{more}"
+            f"{count} rows are not commands of the cluster's machine, so this attempt writes nothing: {named}{more}"
         )
         self.count, self.rows = count, tuple(rows)
 
@@ -104,10 +104,47 @@ class BatchUnfinished(PipelineError):
     def __init__(self, unfinished: int, batch: int | None) -> None:
         what = "a write" if batch is None else f"batch {batch}"
         super().__init__(
-            f"batch {unfinished} is planned and not finished, so {what} must wait: write with option "
-            f"batchId={unfinished} to finish it; it sends the rows that it was planned with, not the given ones"
+            f"batch {unfinished} is planned and not finished, so {what} must wait: to finish it, write the same rows "
+            f"again with option batchId={unfinished}; with failOnChangedRows=false these may be any rows, which are "
+            "dropped, and those that it was planned with are sent. Of a stream Spark numbers the batches, and finishes "
+            "them in order: there, an older copy of the spool was restored; restore the one that belongs to the "
+            "checkpoint"
         )
         self.unfinished, self.batch = unfinished, batch
+
+
+_WENT_BACK = (
+    "the checkpoint went back (an older copy was restored, or files were removed from it) while the spool was kept; "
+    "restore the checkpoint that belongs to this spool, or start over with a new checkpoint, session and spoolLocation "
+    "and with startingOffsets after the last row that was executed"
+)
+
+
+class BatchBehind(PipelineError):
+    """The batch comes after a later one: the checkpoint went back, and its rows may be others than those written."""
+
+    def __init__(self, batch: int, latest: int, stage: str) -> None:
+        """`stage` of the latest batch: planned, or written."""
+        super().__init__(
+            f"batch {batch} comes, but batch {latest} is already {stage}, so nothing of it was sent: {_WENT_BACK}. If "
+            "another driver runs this query, stop one of them. A batch write needs a batchId that is not lower than "
+            "the last one's"
+        )
+        self.batch, self.latest = batch, latest
+
+
+class RowsChanged(PipelineError):
+    """The batch was planned or written before, with other rows."""
+
+    def __init__(self, batch: int, stage: str, commands: int, given: int) -> None:
+        """`stage`: planned, or written; `commands`: how many it had then, and `given` now."""
+        super().__init__(
+            f"batch {batch} comes again with other rows: it was {stage} with {commands} commands, and the {given} "
+            f"given now are not the same, so none of these was sent: {_WENT_BACK}. If instead the query is not "
+            "deterministic (rand(), uuid()), set option failOnChangedRows=false: it keeps the rows of before and drops "
+            "those given now"
+        )
+        self.batch, self.commands, self.given = batch, commands, given
 
 
 class BatchOvertaken(PipelineError):

@@ -51,11 +51,14 @@ class SinkOptions:
     session: str | None = None
     """The name of the session; a stream's default is `spark/` and the query's id."""
     batchId: int | None = None  # noqa: N815
-    """For a batch write: a number that only grows. A batch with this number or a lower one is not written again."""
+    """For a batch write: a number that only grows. The last one with the same rows is not written again; the same with
+    other rows, or a lower one, is refused."""
     machine: str | None = None
     """`package.module:Class` of the cluster's machine, if it is not built in."""
     failOnRefused: bool = True  # noqa: N815
     """Whether commands that the machine refuses at apply fail the write."""
+    failOnChangedRows: bool = True  # noqa: N815
+    """Whether the write fails if its batch was planned or written before with other rows; else these are dropped."""
     sendTimeoutMs: int = 60_000  # noqa: N815
     """How long to wait for the answer to a command, or for any node to answer, before the write fails."""
 
@@ -137,7 +140,7 @@ def _parsed(name: str, text: str) -> object:
             return parse_file(name, text)
         case "batchId":
             return parse_integer(name, text, 0, HIGHEST_BATCH)
-        case "failOnRefused":
+        case "failOnRefused" | "failOnChangedRows":
             return parse_truth(name, text)
         case "sendTimeoutMs":
             return parse_integer(name, text, 1, MAX_FETCH_TIMEOUT_MS)

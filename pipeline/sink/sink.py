@@ -76,7 +76,7 @@ class LogStreamWriter(_Spooling, DataSourceStreamArrowWriter):
     """The batches of a stream, numbered by Spark."""
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Send what the tasks spooled, unless the batch is already written. Raises as `commit.commit`."""
+        """Send what the tasks spooled, unless that is already written. Raises as `commit.commit`."""
         _commit(self._options, _results(messages), batchId, query=self._options.query_id())
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -126,7 +126,8 @@ def _commit(options: SinkOptions, results: Sequence[TaskResult], batch: int | No
         refused_grace_s=math.inf,  # Each batch has a client of its own, and waits for a cluster that restarts.
     )
     state = SinkState(FileDirectory(options.folder))
-    done = asyncio.run(commit(state, target, connect, results, batch, fails=options.failOnRefused))
+    fails, fails_on_change = options.failOnRefused, options.failOnChangedRows
+    done = asyncio.run(commit(state, target, connect, results, batch, fails=fails, fails_on_change=fails_on_change))
     _journal.info("batch %d: %d commands, %d refused", done.batch, done.commands, done.refused)
 
 

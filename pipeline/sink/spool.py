@@ -5,15 +5,22 @@
 
 The driver sends one block at a time. The number of commands, the size and the last crc are in the task's message and
 then in the batch's plan, so any change, omission or addition is detected.
+
+The digest of a spool tells whether a batch that comes again has the same commands. It is a sum of the commands'
+digests, so it is the same however a rerun orders and divides them. It is good for accidents: a checkpoint that went
+back, a query that is not deterministic. It is no good against somebody who chooses commands so that two sums are equal,
+and it cannot tell equal commands of different records apart.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from hashlib import blake2b
 from typing import NamedTuple
 
+import numpy as np
 from crc32c import crc32c
 
 from quire.cluster.values import CONTAINERS_LIMIT, has_more_containers
@@ -33,6 +40,8 @@ _HEAD = b"QSPL\x01\x00\x00\x00"
 _CRC = struct.Struct("<I")
 _SHAPE = struct.Struct("<II")
 _BLOCK_HEAD = _CRC.size + _SHAPE.size
+_DIGEST = blake2b(digest_size=16)
+"""Copied for each command, which takes half as long as a new one."""
 
 
 class Spool(NamedTuple):
@@ -43,6 +52,20 @@ class Spool(NamedTuple):
     commands: int
     size: int
     crc32c: int
+    digest: str | None = None
+    """Of its commands, in any order; None: an older program wrote the spool."""
+
+
+def digest_of(spools: Sequence[Spool]) -> str | None:
+    """The digest of all commands of these spools, the same for any order and division; None: of one it is unknown."""
+    known = [spool.digest for spool in spools if spool.digest is not None]
+    return _sum_of(map(bytes.fromhex, known)).hex() if len(known) == len(spools) else None
+
+
+def _sum_of(digests: Iterable[bytes]) -> bytes:
+    """The sum of 16-byte digests: each half modulo 2^64."""
+    halves = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
+    return bytes(halves.sum(axis=0, dtype="<u8"))
 
 
 class SpoolWriter:
@@ -58,6 +81,7 @@ class SpoolWriter:
         self._commands = 0
         self._size = 0
         self._crc = 0
+        self._digest = _sum_of([])
 
     def add(self, packed: bytes) -> None:
         """Append a command, packed as msgpack."""
@@ -75,7 +99,7 @@ class SpoolWriter:
         self._storage.sync()
         self.close()
         self._directory.sync()
-        return Spool(self._name, self._partition, self._commands, self._size, self._crc)
+        return Spool(self._name, self._partition, self._commands, self._size, self._crc, self._digest.hex())
 
     def close(self) -> None:
         """Close the file, finished or not."""
@@ -90,6 +114,12 @@ class SpoolWriter:
         shape = _SHAPE.pack(len(self._packed), len(payload))
         self._crc = crc32c(payload, crc32c(shape, self._crc))
         self._append(self._storage, _CRC.pack(self._crc) + shape + payload)
+        digests = [self._digest]
+        for packed in self._packed:
+            digest = _DIGEST.copy()
+            digest.update(packed)
+            digests.append(digest.digest())
+        self._digest = _sum_of(digests)
         self._commands += len(self._packed)
         self._packed, self._packed_bytes = [], 0
 

@@ -27,9 +27,11 @@ from quire.log import Directory
 
 from ..errors import OptionRefused
 from .errors import ForeignCluster, SpoolDamaged
-from .spool import Spool
+from .spool import Spool, digest_of
 
-VERSION = 1
+VERSION = 2
+_WITHOUT_DIGESTS = 1
+"""The version before digests. Its files are read, and become this version with the next batch."""
 FIRST_REFUSALS = 10
 """How many of a batch's refusals are kept with their texts; the others are only counted."""
 SPOOL = "spool-"
@@ -51,6 +53,11 @@ class Plan:
     @property
     def commands(self) -> int:
         return sum(spool.commands for spool in self.spools)
+
+    @property
+    def digest(self) -> str | None:
+        """Of its commands; None: an older program made the plan."""
+        return digest_of(self.spools)
 
     @property
     def next_sequence(self) -> int:
@@ -78,6 +85,8 @@ class Done:
     refused: int
     unanswered: int
     first_refused: tuple[tuple[int, str, str], ...] = ()
+    digest: str | None = None
+    """Of its commands; None: an older program planned it."""
 
 
 class SinkState:
@@ -102,7 +111,7 @@ class SinkState:
             document = {"version": VERSION, "cluster_id": cluster_id, "session": session, "query": query}
             self._write(_IDENTITY, document)
             return
-        if known.get("version") != VERSION:
+        if known.get("version") not in (_WITHOUT_DIGESTS, VERSION):
             raise SpoolDamaged(
                 f"{self.directory.path}/{_IDENTITY}", f"has version {known.get('version')}, not {VERSION}"
             )
@@ -113,6 +122,8 @@ class SinkState:
         if known.get("query", query) != query:
             found, given = known["query"] or _NO_QUERY, query or _NO_QUERY
             raise OptionRefused("spoolLocation", f"the spool is of query {found}, not of {given}; {_NEW_SPOOL}")
+        if known["version"] != VERSION:  # An older program cannot read the files that follow, and shall say so.
+            self._write(_IDENTITY, {**known, "version": VERSION})
 
     def holder(self) -> int | None:
         """The session id of the last send; None if nothing was sent."""

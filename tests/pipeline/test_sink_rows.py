@@ -46,6 +46,7 @@ def status(name: str, version: int = 1) -> dict[str, tuple[int, bytes]]:
         ({**GIVEN, "spoollocation": "s3a://bucket/c"}, "spoolLocation"),
         ({**GIVEN, "spoollocation": "file:///c"}, "spoolLocation"),
         ({**GIVEN, "failonrefused": "perhaps"}, "failOnRefused"),
+        ({**GIVEN, "failonchangedrows": "perhaps"}, "failOnChangedRows"),
         ({**GIVEN, "sendtimeoutms": "0"}, "sendTimeoutMs"),
         ({**GIVEN, "session": ""}, "session"),
         ({**GIVEN, "session": "s" * 201}, "session"),
@@ -62,6 +63,8 @@ def test_options_are_known_in_any_case_and_sparks_own_are_passed_over() -> None:
 
     assert (options.bootstrap, options.folder, options.batchId) == (("a:1", "b:2"), "/spool", 0)
     assert (options.session_name(), options.failOnRefused, options.sendTimeoutMs) == ("s" * 200, False, 60_000)
+    assert options.failOnChangedRows
+    assert not SinkOptions.parse({**GIVEN, "failonchangedrows": "false"}, streaming=True).failOnChangedRows
 
 
 def test_a_checkpoint_may_lie_anywhere_where_the_spool_has_a_folder_of_its_own() -> None:

@@ -1,7 +1,5 @@
 """The sink's commit at the borders of its window: drivers that die, blocks of mixed sizes, late answers."""
 
-import asyncio
-
 import pytest
 
 from quire.pipeline.sink import spool
@@ -25,11 +23,11 @@ def test_a_driver_that_dies_with_a_window_unanswered_leaves_every_reply_to_the_n
     spark, rows = Spark(SinkDisk(), cluster), [[["add", 13]] * (window - 1), [["add", 13]], [["add", 13]] * window]
     cluster.cut_after = messages
     with pytest.raises(Cut):
-        asyncio.run(spark.commit(0, spark.tasks(0, rows)))
+        spark.write(0, rows)
     assert (cluster.most_unanswered, len(cluster.executed)) == (window, window), "exactly a window"
 
     with pytest.raises(CommandsRefused, match=f"refused {2 * window} of its commands"):
-        asyncio.run(spark.commit(0, []))
+        spark.write(0, rows)
     assert len(cluster.executed) == 2 * window
     assert cluster.most_unanswered == window
 
@@ -55,10 +53,10 @@ def test_replies_that_no_answer_could_hold_are_counted_though_the_driver_dies_an
     spark, rows = Spark(SinkDisk(), cluster), [[["add", 1]] * 6]
     cluster.cut_after = 5
     with pytest.raises(Cut):
-        asyncio.run(spark.commit(0, spark.tasks(0, rows)))
+        spark.write(0, rows)
 
     with pytest.raises(CommandsRefused, match=r"refused 0 of its .* the replies to 6 more are gone"):
-        asyncio.run(spark.commit(0, []))
+        spark.write(0, rows)
     assert [command for _, command in cluster.executed] == rows[0]
 
 
@@ -67,11 +65,11 @@ def test_one_command_of_another_writer_after_the_plan_s_last_is_told_and_nothing
     spark, rows = Spark(SinkDisk(), cluster), [[["add", 1], ["add", 2]]]
     cluster.cut_after = 1
     with pytest.raises(Cut):
-        asyncio.run(spark.commit(0, spark.tasks(0, rows)))
+        spark.write(0, rows)
     session = SinkState(spark.disk.directory_of_life()).holder()
     assert session is not None
     cluster.send(session, 3, [["add", 3]])
 
     with pytest.raises(SessionMoved):
-        asyncio.run(spark.commit(0, []))
+        spark.write(0, rows)
     assert len(cluster.executed) == 3

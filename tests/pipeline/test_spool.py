@@ -11,7 +11,7 @@ from quire.log import pack
 from quire.log.simulated.faulty import Disk
 from quire.pipeline.sink import spool
 from quire.pipeline.sink.errors import SpoolDamaged
-from quire.pipeline.sink.spool import Spool, SpoolWriter, check_spool, commands_of
+from quire.pipeline.sink.spool import Spool, SpoolWriter, check_spool, commands_of, digest_of
 
 
 def written(disk: Disk, commands: Sequence[Any]) -> Spool:
@@ -66,3 +66,21 @@ def test_no_bit_of_a_spool_can_change_unseen_and_no_byte_be_missing_or_added(mon
     disk.delete("spool")
     with pytest.raises(SpoolDamaged, match="is missing"):
         check_spool(directory, spooled)
+
+
+def test_a_digest_is_of_the_commands_in_any_order_and_division_and_of_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def digest(*parts: Sequence[Any]) -> str | None:
+        return digest_of([written(Disk(), part) for part in parts])
+
+    commands = [["add", number] for number in range(7)]
+    whole = digest(commands)
+    for block in (1, 2, 1000):
+        monkeypatch.setattr(spool, "BLOCK_COMMANDS", block)
+        assert digest(commands[::-1]) == digest(commands[4:], commands[:4]) == whole
+    others = (commands[1:], [*commands, commands[0]], [["add", 7], *commands[1:]], [["sub", 0], *commands[1:]])
+    swapped = [["mul", 0], ["add", 1], *commands[2:]], [["add", 0], ["mul", 1], *commands[2:]]
+    assert len({whole, *map(digest, others), *map(digest, swapped)}) == 7
+    assert digest() == digest_of([]) != whole
+    assert digest_of([written(Disk(), commands), written(Disk(), commands)._replace(digest=None)]) is None
