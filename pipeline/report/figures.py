@@ -28,12 +28,17 @@ class Report:
     records: int
     frames: int
     log_bytes: int
+    first: float | None
+    """The time of the first frame, and below of the last; None if there is none."""
+    last: float | None
     start: float
     bucket_s: float
     operations: dict[str, list[int]]
     """Records by operation, the most frequent first."""
     pauses_s: list[float]
-    """The longest pause between two frames."""
+    """The longest pause of writers, 0 if there was none."""
+    fullest_second: int
+    """The most commands within a second."""
     epochs: list[EpochStart]
     lag: list[NodeLag]
     seconds: float = 0.0
@@ -43,11 +48,6 @@ class Report:
     def span_s(self) -> float:
         """From the start of the first bucket to the end of the last."""
         return self.bucket_s * len(self.pauses_s)
-
-    @property
-    def peak(self) -> float:
-        """Records/s in the fullest bucket."""
-        return max(map(sum, zip(*self.operations.values(), strict=True)), default=0) / self.bucket_s
 
     def document(self) -> dict[str, object]:
         """The report as a JSON document."""

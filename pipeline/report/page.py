@@ -61,19 +61,35 @@ def page_of(report: Report, light: bytes, dark: bytes) -> str:
 
 def facts(report: Report) -> list[tuple[str, str]]:
     """The figures of the log as (name, text)."""
-    mean = report.records / report.span_s if report.span_s else 0.0
     return [
         ("records", f"{report.records:,}"),
         ("indices", f"[{report.from_index}, {report.to_index})"),
         ("frames", f"{report.frames:,}"),
         ("size", f"{report.log_bytes / (1 << 20):,.1f} MiB"),
-        ("from", shown_time(report.start)),
-        ("to", shown_time(report.start + report.span_s)),
-        ("throughput, mean", f"{mean:,.1f} records/s"),
-        ("throughput, highest", f"{report.peak:,.1f} records/s"),
-        ("longest pause", f"{max(report.pauses_s, default=0.0):,.3f} s"),
+        *_rates(report),
+        ("longest pause of writers", _shown_pause(max(report.pauses_s, default=0.0))),
         ("leaderships", f"{len(report.epochs)}"),
     ]
+
+
+def _rates(report: Report) -> list[tuple[str, str]]:
+    if report.first is None or report.last is None:
+        return []
+    seconds = report.last - report.first
+    highest = f"{report.fullest_second:,} commands in a second"
+    if seconds < 1:
+        highest = f"unknown: the log is shorter than a second, with {report.fullest_second:,} commands"
+    return [
+        ("from", shown_time(report.first)),
+        ("to", shown_time(report.last)),
+        ("time", f"{seconds:,.3f} s"),
+        ("throughput, mean", f"{report.records / seconds:,.1f} records/s" if seconds else "unknown"),
+        ("throughput, highest", highest),
+    ]
+
+
+def _shown_pause(seconds: float) -> str:
+    return f"{seconds:,.3f} s" if seconds else "none"
 
 
 def _operations(report: Report) -> str:
@@ -91,11 +107,11 @@ def _failovers(report: Report) -> str:
             each.node_id,
             f"{each.index:,}",
             shown_time(each.timestamp / 1e6),
-            f"{each.pause / 1e6:,.3f} s",
+            _shown_pause((each.pause or 0) / 1e6),
         )
         for each in report.epochs[-SHOWN_EPOCHS:]
     ]
-    return _table("Leaderships", ("epoch", "node", "first index", "began", "pause before"), rows)
+    return _table("Leaderships", ("epoch", "node", "first index", "began", "pause of writers"), rows)
 
 
 def _lag(report: Report) -> str:

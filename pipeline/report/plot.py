@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import matplotlib.dates
@@ -45,23 +46,31 @@ DARK = Theme("dark", "#14181d", "#e6edf3", "#9da7b3", "#343b44", "#FF8A80")
 
 def plot(report: Report, theme: Theme) -> bytes:
     """The plots as a PNG."""
-    panels = 4 if report.lag else 3
+    output = io.BytesIO()
+    panels(report, theme).savefig(output, format="png", dpi=DPI, facecolor=theme.paper)
+    return output.getvalue()
+
+
+def panels(report: Report, theme: Theme) -> Figure:
+    """The plots, one below the other."""
+    count = 4 if report.lag else 3
     layout = ConstrainedLayoutEngine(w_pad=PAD_INCHES, h_pad=PAD_INCHES)
-    figure = Figure(figsize=(WIDTH_INCHES, 0.6 + PANEL_INCHES * panels), facecolor=theme.paper, layout=layout)
+    figure = Figure(figsize=(WIDTH_INCHES, 0.6 + PANEL_INCHES * count), facecolor=theme.paper, layout=layout)
     FigureCanvasAgg(figure)
-    axes: list[Axes] = figure.subplots(panels, 1, squeeze=False)[:, 0].tolist()
+    axes: list[Axes] = figure.subplots(count, 1, squeeze=False)[:, 0].tolist()
     for each in axes:
         _dress(each, theme)
     _throughput(axes[0], report, theme)
     _pauses(axes[1], report, theme)
     _leaders(axes[2], report, theme)
     for each in axes[:3]:
-        _time_axis(each, report)
+        if report.frames:
+            _time_axis(each, report)
+        else:
+            each.set_xticks([])
     if report.lag:
         _lag(axes[3], report, theme)
-    output = io.BytesIO()
-    figure.savefig(output, format="png", dpi=DPI, facecolor=theme.paper)
-    return output.getvalue()
+    return figure
 
 
 def _dress(axes: Axes, theme: Theme) -> None:
@@ -77,6 +86,13 @@ def _dress(axes: Axes, theme: Theme) -> None:
 def _title(axes: Axes, theme: Theme, title: str, unit: str) -> None:
     axes.set_title(title, loc="left", color=theme.ink, fontsize=11, fontweight="bold")
     axes.set_ylabel(unit, color=theme.ink, fontsize=9)
+
+
+def _no_data(axes: Axes, theme: Theme, text: str = "no data") -> None:
+    """Say so instead of showing an axis without anything on it."""
+    axes.set_yticks([])
+    axes.grid(visible=False)
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=theme.faint)
 
 
 def _times(report: Report) -> list[float]:
@@ -102,6 +118,9 @@ def _time_axis(axes: Axes, report: Report) -> None:
 
 def _throughput(axes: Axes, report: Report, theme: Theme) -> None:
     _title(axes, theme, f"Throughput by operation, in buckets of {shown_seconds(report.bucket_s)}", "records/s")
+    if not report.operations:
+        _no_data(axes, theme)
+        return
     times, below = _times(report), [0.0] * len(report.pauses_s)
     width = report.bucket_s / 86_400
     for place, (name, counts) in enumerate(report.operations.items()):
@@ -111,29 +130,34 @@ def _throughput(axes: Axes, report: Report, theme: Theme) -> None:
         below = [low + rate for low, rate in zip(below, rates, strict=True)]
     axes.yaxis.set_major_formatter(EngFormatter(sep=" "))
     axes.set_ylim(bottom=0)
-    if report.operations:
-        legend = axes.legend(
-            loc="upper left",
-            bbox_to_anchor=(1.0, 1.0),
-            frameon=False,
-            labelcolor=theme.ink,
-            fontsize=9,
-            title="operation",
-        )
-        legend.get_title().set_color(theme.ink)
+    legend = axes.legend(
+        loc="upper left",
+        bbox_to_anchor=(1.0, 1.0),
+        frameon=False,
+        labelcolor=theme.ink,
+        fontsize=9,
+        title="operation",
+    )
+    legend.get_title().set_color(theme.ink)
 
 
 def _pauses(axes: Axes, report: Report, theme: Theme) -> None:
-    _title(axes, theme, "Longest pause between two frames; dashed: another node began to lead", "seconds")
+    _title(axes, theme, "Longest pause of writers; dashed: another node began to lead, dotted: the same one", "seconds")
     colour = COLOURS[0 if theme is LIGHT else 4]
     axes.bar(_times(report), report.pauses_s, width=report.bucket_s / 86_400, color=colour, linewidth=0)
-    for start in report.epochs[1:]:
-        axes.axvline(_moment(start.timestamp / 1e6), color=theme.alarm, linewidth=1, linestyle="--")
+    for before, start in pairwise(report.epochs):
+        style = ":" if start.node_id == before.node_id else "--"
+        axes.axvline(_moment(start.timestamp / 1e6), color=theme.alarm, linewidth=1, linestyle=style)
     axes.set_ylim(bottom=0)
+    if not any(report.pauses_s):
+        _no_data(axes, theme, "no pause")
 
 
 def _leaders(axes: Axes, report: Report, theme: Theme) -> None:
     _title(axes, theme, f"Who led: {len(report.epochs)} epochs", "node")
+    if not report.epochs:
+        _no_data(axes, theme)
+        return
     nodes = sorted({start.node_id for start in report.epochs})
     end = report.start + report.span_s
     for place, start in enumerate(report.epochs):
@@ -154,7 +178,7 @@ def _leaders(axes: Axes, report: Report, theme: Theme) -> None:
                 va="bottom",
             )
     axes.set_yticks(range(len(nodes)), nodes)
-    axes.set_ylim(-0.6, max(len(nodes), 1) - 0.2)
+    axes.set_ylim(-0.6, len(nodes) - 0.2)
     axes.xaxis_date(tz=UTC)
 
 
@@ -180,6 +204,8 @@ def _lag(axes: Axes, report: Report, theme: Theme) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.set_xlabel("records", color=theme.ink, fontsize=9)
+    if all(each.records is None for each in report.lag):
+        axes.set_xticks([])
 
 
 def shown_seconds(seconds: float) -> str:

@@ -1,7 +1,7 @@
 """`report`: the history of a cluster from its log: commands, throughput over time, changes of leader.
 
 The log does not record how far followers lagged, so the report has only the current lag, if nodes are given. For the
-past, the log shows the longest pauses between two frames, which is what clients noticed of a failover.
+past, the log shows the pauses of those who wrote, which is what clients noticed of a failover (`activity`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ..origin.origin import Bounds, Origin, Stretch
 from ..pieces import Progress, absolute, no_progress, refuse_ranges, spread, whole_frames
 from ..source.options import SourceOptions, parse_path
 from ..source.reading import open_origin
+from .activity import SECOND
 from .figures import NodeLag, Report
 from .page import page_of
 from .tally import OTHER, Tally, TallyPiece, tally
@@ -33,7 +34,6 @@ BUCKETS = 120
 SHOWN_OPERATIONS = 7
 """The others are counted as `other`: more colours cannot be distinguished."""
 NODE_TIMEOUT_S = 10.0
-SECOND = 1_000_000
 WIDTHS_S = [0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 6 * 3600, 86_400, 7 * 86_400]
 
 
@@ -72,11 +72,10 @@ def report(
         stretch = partitions[outcome.place].stretch
         done += stretch.to_index - stretch.from_index
         progress(done, total)
-    counted = Tally()
+    counted = Tally(start, width)
     for place in sorted(found):
-        first = found[place].first
-        counted.add(found[place], 0 if first is None else (first - start) // width)
-    made = _made(cluster_id, bounds, counted, start, width)
+        counted.add(found[place])
+    made = _made(cluster_id, bounds, counted)
     made.lag = [_lag(server, options.access) for server in servers]
     made.seconds = time.monotonic() - began
     _write(made, folder, plot(made, LIGHT), plot(made, DARK))
@@ -105,7 +104,7 @@ def _timestamp(origin: Origin, index: int) -> int:
     return int(rows.timestamp[0])
 
 
-def _made(cluster_id: str, bounds: Bounds, counted: Tally, start: int, width: int) -> Report:
+def _made(cluster_id: str, bounds: Bounds, counted: Tally) -> Report:
     count = max(counted.frames, default=-1) + 1
     totals: Counter[str] = Counter()
     for (_, name), number in counted.operations.items():
@@ -124,10 +123,13 @@ def _made(cluster_id: str, bounds: Bounds, counted: Tally, start: int, width: in
         records=sum(totals.values()),
         frames=sum(counted.frames.values()),
         log_bytes=sum(counted.log_bytes.values()),
-        start=start / SECOND,
-        bucket_s=width / SECOND,
+        first=None if counted.first is None else counted.first / SECOND,
+        last=None if counted.last is None else counted.last / SECOND,
+        start=counted.start / SECOND,
+        bucket_s=counted.width / SECOND,
         operations=operations,
         pauses_s=[counted.pauses.get(bucket, 0) / SECOND for bucket in range(count)],
+        fullest_second=counted.activity.fullest,
         epochs=counted.epochs,
         lag=[],
     )

@@ -1,4 +1,4 @@
-"""The counts of a report for a piece of a log: records by time and operation, pauses, and changes of leader.
+"""The counts of a report for a piece of a log: records by time and operation, pauses, and leaderships.
 
 No object is made per record: an operation is the text that a command starts with, and numpy finds it in the bytes.
 """
@@ -19,6 +19,7 @@ from quire.log.packing import Skimmer
 from ..origin.rows import Rows
 from ..source.options import SourceOptions
 from ..source.reading import LogPartition, origin_of
+from .activity import Activity
 
 NAME_BYTES = 16
 """The maximum length of an operation's name in bytes; longer ones are cut."""
@@ -36,8 +37,8 @@ class EpochStart(NamedTuple):
     index: int  # type: ignore[assignment]
     timestamp: int
     """Microseconds since 1970."""
-    pause: int
-    """Microseconds since the previous frame."""
+    pause: int | None
+    """Microseconds without commands around it, if writers waited."""
 
 
 class TallyPiece(NamedTuple):
@@ -55,76 +56,79 @@ class TallyPiece(NamedTuple):
 class Tally:
     """Counts by bucket; `operations` by bucket and operation."""
 
+    start: int = 0
+    """The start of the first bucket, in microseconds since 1970."""
+    width: int = 1
+    """The width of a bucket, in microseconds."""
     operations: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])
     frames: Counter[int] = field(default_factory=Counter[int])
     log_bytes: Counter[int] = field(default_factory=Counter[int])
     pauses: dict[int, int] = field(default_factory=dict[int, int])
-    """The longest pause between two frames, in microseconds, by the bucket of the second frame."""
+    """The longest pause of writers, in microseconds, by the bucket in which it ended."""
+    activity: Activity = field(default_factory=Activity)
     epochs: list[EpochStart] = field(default_factory=list[EpochStart])
     first: int | None = None
     """Timestamp of the first frame."""
     last: int | None = None
 
-    def add(self, other: Tally, bucket: int) -> None:
-        """Add the counts of the next piece; `bucket` is that of its first frame."""
+    def add(self, other: Tally) -> None:
+        """Add the counts of what follows. Any grouping of a log's parts has the same sum."""
         self.operations.update(other.operations)
         self.frames.update(other.frames)
         self.log_bytes.update(other.log_bytes)
-        for place, pause in other.pauses.items():
-            self.note_pause(place, pause)
-        if self.last is not None and other.first is not None:
-            pause = other.first - self.last
-            self.note_pause(bucket, pause)
-            if other.epochs and other.epochs[0].timestamp == other.first and other.epochs[0].pause == 0:
-                other.epochs[0] = other.epochs[0]._replace(pause=pause)
         self.epochs += other.epochs
         self.first = other.first if self.first is None else self.first
         self.last = self.last if other.last is None else other.last
-
-    def note_pause(self, bucket: int, pause: int) -> None:
-        """Keep the longest pause of a bucket."""
-        self.pauses[bucket] = max(pause, self.pauses.get(bucket, 0))
+        pauses = list(other.pauses.items())
+        for begin, end in self.activity.add(other.activity, [each.timestamp for each in self.epochs]):
+            pauses.append(((end - self.start) // self.width, end - begin))
+            for place, each in enumerate(self.epochs):
+                if begin < each.timestamp <= end:
+                    self.epochs[place] = each._replace(pause=end - begin)
+        for bucket, pause in pauses:
+            self.pauses[bucket] = max(pause, self.pauses.get(bucket, 0))
 
 
 def tally(piece: TallyPiece) -> Tally:
     """Count the records of a stretch. Raises as the origin's `rows`."""
-    counted = Tally()
+    counted = Tally(piece.start, piece.width)
     stretch = piece.partition.stretch
     with closing(origin_of(piece.options, piece.partition)) as origin:
         for rows in origin.rows(stretch, Skimmer()):
-            _count_operations(counted, rows, piece)
+            page = Tally(piece.start, piece.width)
+            _count_operations(page, rows)
             for header, offset in rows.frames:
                 if stretch.from_index <= header.index < stretch.to_index:
-                    _count_frame(counted, rows, header, offset, piece)
+                    _count_frame(page, rows, header, offset)
+            counted.add(page)
     return counted
 
 
-def _count_frame(counted: Tally, rows: Rows, header: FrameHeader, offset: int, piece: TallyPiece) -> None:
-    bucket = (header.timestamp - piece.start) // piece.width
-    counted.frames[bucket] += 1
-    counted.log_bytes[bucket] += header.size
-    pause = 0 if counted.last is None else header.timestamp - counted.last
-    counted.note_pause(bucket, pause)
-    counted.first = header.timestamp if counted.first is None else counted.first
-    counted.last = header.timestamp
-    if header.kind == Kind.SYSTEM:
-        body = offset + HEADER_BYTES
-        fields = decode_system(bytes(rows.raw[body : body + header.length]))
-        if fields["type"] == "epoch_start":
-            start = EpochStart(header.epoch, str(fields["node_id"]), header.index, header.timestamp, pause)
-            counted.epochs.append(start)
+def _count_frame(page: Tally, rows: Rows, header: FrameHeader, offset: int) -> None:
+    bucket = (header.timestamp - page.start) // page.width
+    page.frames[bucket] += 1
+    page.log_bytes[bucket] += header.size
+    page.first = header.timestamp if page.first is None else page.first
+    page.last = header.timestamp
+    if header.kind != Kind.SYSTEM:
+        page.activity.note(header.timestamp, header.count)
+        return
+    body = offset + HEADER_BYTES
+    fields = decode_system(bytes(rows.raw[body : body + header.length]))
+    if fields["type"] == "epoch_start":
+        page.epochs.append(EpochStart(header.epoch, str(fields["node_id"]), header.index, header.timestamp, None))
 
 
-def _count_operations(counted: Tally, rows: Rows, piece: TallyPiece) -> None:
+def _count_operations(page: Tally, rows: Rows) -> None:
     if not len(rows):
         return
-    buckets = (rows.timestamp - piece.start) // piece.width
+    buckets = (rows.timestamp - page.start) // page.width
     names = _names(rows)
     for kind, name in _KIND_NAMES.items():
         names[rows.kind == kind] = name.encode()
     pairs, counts = np.unique(np.rec.fromarrays([buckets, names]), return_counts=True)
     for (bucket, name), count in zip(pairs.tolist(), counts.tolist(), strict=True):
-        counted.operations[bucket, name.decode(errors="replace")] += count
+        page.operations[bucket, name.decode(errors="replace")] += count
 
 
 def _names(rows: Rows) -> NDArray[np.bytes_]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import random
+from contextlib import closing
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,14 @@ import pytest
 
 from quire.log import Kind, LogOptions, Record, encode_blob, encode_frame, encode_records, encode_system
 from quire.pipeline.jobs import Report, archive, report
+from quire.pipeline.pieces import whole_frames
 from quire.pipeline.report.figures import NodeLag
-from quire.pipeline.report.page import page_of
-from quire.pipeline.report.plot import DARK, LIGHT, plot, shown_seconds
+from quire.pipeline.report.page import facts, page_of
+from quire.pipeline.report.plot import DARK, LIGHT, panels, plot, shown_seconds
 from quire.pipeline.report.report import BUCKETS, SHOWN_OPERATIONS
-from quire.pipeline.report.tally import EpochStart
+from quire.pipeline.report.tally import EpochStart, Tally, TallyPiece, tally
 from quire.pipeline.source.options import SourceOptions
+from quire.pipeline.source.reading import open_origin
 from tests.pipeline.logs import SECOND, START, append_and_flush, every_kind, writing
 from tests.pipeline.test_archive import expire
 
@@ -78,18 +82,219 @@ def test_records_are_counted_by_operation_and_time(made: tuple[Report, Path]) ->
     ]
     assert told.bucket_s == 10
     assert len(told.pauses_s) <= BUCKETS
-    assert told.peak == max(sum(each) for each in zip(*told.operations.values(), strict=True)) / 10
+    assert told.fullest_second == 20 + 39
 
 
-def test_leaderships_are_told_with_the_pause_before_each(made: tuple[Report, Path]) -> None:
+def test_leaderships_are_told_with_the_pause_of_those_who_wrote(made: tuple[Report, Path]) -> None:
     told, _ = made
 
     assert [(each.epoch, each.node_id, each.pause) for each in told.epochs] == [
-        (1, "n1", 0),
-        (2, "n3", 3 * SECOND),
-        (4, "n2", 6 * SECOND),
+        (1, "n1", None),
+        (2, "n3", 4 * SECOND),
+        (4, "n2", 7 * SECOND),
     ]
-    assert max(told.pauses_s) == 6
+    assert max(told.pauses_s) == 7
+
+
+MILLISECOND = 1000
+
+
+class History:
+    """A log of commands, leaderships and other records of the cluster, at the times that the test says."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.now = START
+        self._frames: list[tuple[int, int, Kind, bytes, int]] = []
+        self._epoch = 0
+
+    def steady(self, frames: int, every: int, records: int = 1) -> None:
+        """Frames of so many commands, `every` microseconds one; the first comes after that time."""
+        for _ in range(frames):
+            self.idle(every)
+            payload = encode_records([["put", 1]] * records)
+            self._frames.append((self.now, self._epoch, Kind.RECORDS, payload, records))
+
+    def idle(self, microseconds: int) -> None:
+        self.now += microseconds
+
+    def lead(self, node: str) -> None:
+        self._epoch += 1
+        self._system(type="epoch_start", node_id=node)
+
+    def close_session(self) -> None:
+        """What a leader writes without any writer: a session expired."""
+        self._system(type="close_sessions", sessions=[1])
+
+    def _system(self, **fields: Any) -> None:
+        self._frames.append((self.now, self._epoch, Kind.SYSTEM, encode_system(fields), 1))
+
+    def written(self) -> SourceOptions:
+        with writing(self.path, LogOptions(segment_bytes=1 << 16)) as log:
+            for now, epoch, kind, payload, count in self._frames:
+                tail = log.tail
+                frame = encode_frame(
+                    index=tail.index,
+                    epoch=epoch,
+                    timestamp=now,
+                    count=count,
+                    prev_crc32c=tail.crc32c,
+                    kind=kind,
+                    payload=payload,
+                )
+                log.append_frames(frame)
+            log.flush()
+        return SourceOptions(path=str(self.path))
+
+    def counted(self, bucket: int = SECOND) -> Tally:
+        """What a report counts of it; the plots would take seconds."""
+        options = self.written()
+        total = Tally(START, bucket)
+        with closing(open_origin(options)) as origin:
+            partitions = whole_frames(origin, options, *origin.bounds())
+        for partition in partitions:
+            total.add(tally(TallyPiece(options, partition, START, bucket)))
+        return total
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> History:
+    made = History(tmp_path / "log")
+    made.lead("n1")
+    return made
+
+
+def test_idle_time_between_two_loads_is_no_pause(history: History) -> None:
+    history.steady(500, 10 * MILLISECOND)
+    for _ in range(3):
+        history.idle(247 * SECOND)
+        history.close_session()
+    history.steady(500, 10 * MILLISECOND)
+
+    told = history.counted()
+
+    assert told.pauses == {}
+
+
+def test_a_failover_under_load_is_a_pause_though_the_cluster_was_idle_before(history: History) -> None:
+    history.idle(741 * SECOND)
+    history.steady(300, 10 * MILLISECOND)
+    history.idle(790 * MILLISECOND)
+    history.lead("n2")
+    history.steady(300, 10 * MILLISECOND)
+
+    told = history.counted()
+
+    assert max(told.pauses.values()) == 800 * MILLISECOND
+    assert [(each.node_id, each.pause) for each in told.epochs] == [("n1", None), ("n2", 800 * MILLISECOND)]
+
+
+def test_two_elections_in_one_outage_are_one_pause_which_may_be_long(history: History) -> None:
+    history.steady(300, 10 * MILLISECOND)
+    history.idle(300 * SECOND)
+    history.lead("n2")
+    history.idle(4 * SECOND)
+    history.lead("n2")
+    history.steady(300, 10 * MILLISECOND)
+
+    told = history.counted()
+
+    assert [each.pause for each in told.epochs] == [None, 304_010 * MILLISECOND, 304_010 * MILLISECOND]
+
+
+def test_a_stall_under_load_is_a_pause_without_an_election(history: History) -> None:
+    history.steady(300, 10 * MILLISECOND)
+    history.idle(SECOND)
+    history.close_session()
+    history.idle(SECOND)
+    history.steady(300, 10 * MILLISECOND)
+
+    assert max(history.counted().pauses.values()) == 2010 * MILLISECOND
+
+
+def test_an_election_of_an_idle_cluster_is_listed_and_is_no_pause(history: History) -> None:
+    history.steady(300, 10 * MILLISECOND)
+    history.idle(100 * SECOND)
+    history.lead("n2")
+    history.idle(100 * SECOND)
+    history.steady(300, 10 * MILLISECOND)
+
+    told = history.counted()
+
+    assert [(each.node_id, each.pause) for each in told.epochs] == [("n1", None), ("n2", None)]
+    assert told.pauses == {}
+
+
+def test_a_slow_writer_does_not_pause(history: History) -> None:
+    for node in ("n2", "n3"):
+        history.steady(100, 10 * SECOND)
+        history.lead(node)
+
+    told = history.counted()
+
+    assert told.pauses == {}
+    assert [each.pause for each in told.epochs] == [None, None, None]
+
+
+@pytest.mark.parametrize("bucket", [SECOND // 10, SECOND, 60 * SECOND, 7 * 86_400 * SECOND])
+def test_the_fullest_second_is_the_same_in_buckets_of_any_width(history: History, bucket: int) -> None:
+    history.idle(700 * MILLISECOND)
+    history.steady(100, 10 * MILLISECOND, records=7)
+    history.steady(100, 20 * MILLISECOND, records=7)
+
+    assert history.counted(bucket).activity.fullest == 700
+
+
+def test_any_split_of_a_log_counts_the_same() -> None:
+    chance = random.Random(5)
+    for _ in range(40):
+        frames, whole = _random_frames(chance), Tally(START, SECOND)
+        whole.add(_counted(frames))
+        sums = [Tally(START, SECOND)]
+        cuts = sorted(chance.randrange(len(frames) + 1) for _ in range(chance.choice([1, 3, 40])))
+        parts = [_counted(frames[begin:end]) for begin, end in pairwise([0, *cuts, len(frames)])]
+        while parts:  # As the pages of a piece are added, and the pieces of a log: in groups.
+            group = Tally(START, SECOND)
+            for part in parts[: chance.choice([1, 2, 9])]:
+                group.add(part)
+                parts = parts[1:]
+            sums[0].add(group)
+
+        assert sums[0].activity.fullest == whole.activity.fullest == _fullest_second(frames)
+        assert (sums[0].pauses, sums[0].epochs) == (whole.pauses, whole.epochs)
+        assert whole.pauses
+
+
+def _random_frames(chance: random.Random) -> list[tuple[int, int]]:
+    """(timestamp, commands), or 0 commands for an election: mostly steady, with pauses and outages."""
+    now, frames = START, []
+    for _ in range(chance.choice([50, 200, 500])):
+        now += chance.choice([1, 5, 9, 12]) * MILLISECOND
+        if chance.random() < 0.02:
+            now += chance.choice([100, 800, 2000]) * MILLISECOND
+        if chance.random() < 0.02:
+            frames.append((now, 0))
+        frames.append((now, chance.randrange(1, 9)))
+    for _ in range(40):
+        now += 10 * MILLISECOND
+        frames.append((now, 1))
+    now += SECOND
+    return frames + [(now + each * 10 * MILLISECOND, 1) for each in range(40)]
+
+
+def _counted(frames: list[tuple[int, int]]) -> Tally:
+    counted = Tally(START, SECOND)
+    for timestamp, commands in frames:
+        if commands:
+            counted.activity.note(timestamp, commands)
+        else:
+            counted.epochs.append(EpochStart(timestamp, "n", 0, timestamp, None))
+    return counted
+
+
+def _fullest_second(frames: list[tuple[int, int]]) -> int:
+    slots = [(timestamp // 10_000, commands) for timestamp, commands in frames]
+    return max(sum(n for at, n in slots if slot <= at < slot + 100) for slot in {slot for slot, _ in slots})
 
 
 def test_the_same_is_counted_from_an_archive_and_the_log_behind_it(busy: Path, tmp_path: Path, made: Any) -> None:
@@ -139,8 +344,9 @@ def test_an_empty_log_has_a_report(tmp_path: Path) -> None:
 
     told = report(SourceOptions(path=str(tmp_path / "log")), str(tmp_path / "report"))
 
-    assert (told.records, told.peak, told.epochs) == (0, 0, [])
+    assert (told.records, told.fullest_second, told.epochs) == (0, 0, [])
     assert len(told.files) == 4
+    assert not any("1970" in text or name.startswith("throughput") for name, text in facts(told))
 
 
 def test_a_log_of_one_moment_has_a_report(tmp_path: Path) -> None:
@@ -150,6 +356,9 @@ def test_a_log_of_one_moment_has_a_report(tmp_path: Path) -> None:
     told = report(SourceOptions(path=str(tmp_path / "log")), str(tmp_path / "report"))
 
     assert told.operations == {"put": [1]}
+    shown = dict(facts(told))
+    assert shown["throughput, mean"] == "unknown"
+    assert shown["throughput, highest"] == "unknown: the log is shorter than a second, with 1 commands"
 
 
 class _Page(HTMLParser):
@@ -186,6 +395,28 @@ def test_a_name_from_the_log_is_no_markup(made: tuple[Report, Path]) -> None:
     told.operations = {"<script>": told.operations["put"]}
 
     assert "<script>" not in page_of(told, b"", b"")
+
+
+def test_only_another_node_is_drawn_as_another_and_no_axis_is_drawn_without_data(
+    history: History, tmp_path: Path
+) -> None:
+    history.steady(10, SECOND)
+    history.lead("n1")
+    history.steady(10, SECOND)
+    history.lead("n2")
+    throughput, pauses, leaders = panels(report(history.written(), str(tmp_path / "report")), LIGHT).axes
+
+    assert [line.get_linestyle() for line in pauses.lines] == [":", "--"]
+    assert ([each.get_text() for each in pauses.texts], list(pauses.get_yticks())) == (["no pause"], [])
+    assert len(throughput.get_yticks()) > 0
+    assert [each.get_text() for each in leaders.get_yticklabels()] == ["n1", "n2"]
+
+    with writing(tmp_path / "empty"):
+        pass
+    empty = report(SourceOptions(path=str(tmp_path / "empty")), str(tmp_path / "nothing"))
+    for axes in panels(empty, LIGHT).axes:
+        assert [each.get_text() for each in axes.texts] in (["no data"], ["no pause"])
+        assert (list(axes.get_xticks()), list(axes.get_yticks())) == ([], [])
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
