@@ -122,7 +122,8 @@ async def boundaries(cluster: RunningCluster, at: str, query: str) -> list[list[
     reply = await cluster.ask(at, "GET", f"/records?{query}")
     assert reply.status == 200, reply
     found: list[list[int]] = reply.document["boundaries"]
-    assert reply.headers["Quire-Next-Index"] == str(found[-1][0] if found else query.partition("from=")[2].split("&")[0])
+    first = query.partition("from=")[2].split("&")[0]
+    assert reply.headers["Quire-Next-Index"] == (str(found[-1][0]) if found else first)
     return found
 
 

@@ -202,7 +202,7 @@ def test_the_offsets_of_a_stream_jump_over_a_gap(gapped: Gapped, limit: dict[str
 
 def test_a_time_within_a_gap_touches_it(tmp_path: Path) -> None:
     clock = Clock()
-    log, path = tmp_path / "log", tmp_path / "archive"
+    log, path, lowest = tmp_path / "log", tmp_path / "archive", 0
     for first, last in ((0, ARCHIVED), (ARCHIVED, END)):
         for number in range(first, last):
             clock.now = START + number * SECOND

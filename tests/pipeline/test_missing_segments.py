@@ -156,9 +156,9 @@ def test_a_stream_whose_checkpoint_lies_in_a_missing_segment_says_so(log: Path) 
         given = {"path": str(log), "failOnDataLoss": "false", **limit}
         stream = LogStreamReader(SourceOptions.parse(given, streaming=True), SCHEMA)
         end = stream.latestOffset(start, stream.getDefaultReadLimit() if limit else ReadAllAvailable())
-        assert Offset.from_document(end).index >= lost[1]
-        found = list(read(stream, stream.partitions(start, end)))
-        assert found == list(range(lost[1], Offset.from_document(end).index))
+        reached = Offset.from_document(end).index or 0
+        assert reached >= lost[1]
+        assert list(read(stream, stream.partitions(start, end))) == list(range(lost[1], reached))
 
 
 def test_a_time_among_the_lost_records_is_no_way_around_them(log: Path) -> None:

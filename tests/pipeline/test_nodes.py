@@ -85,13 +85,13 @@ def test_observers_stand_first_the_leader_last_and_each_task_begins_with_another
 def test_where_records_expired_before_a_task_came_to_them_it_fails_or_goes_on_behind_them(tmp_path: Path) -> None:
     raw = raw_frames(tmp_path)
     with serving(answers_of(records=pages(raw, lowest=40), lowest=40)) as server:
-        partition = LogPartition(Stretch(3, 97, None), CLUSTER.hex(), (server,), 0)
+        partition = LogPartition(Stretch(3, 97, None), CLUSTER.hex(), (server,))
 
         with pytest.raises(RecordsLost) as lost:
             shown(server, partition)
         assert (lost.value.from_index, lost.value.to_index) == (3, 40)
         assert shown(server, partition, failOnDataLoss="false") == list(range(40, 97))
-        before = LogPartition(Stretch(3, 40, None), CLUSTER.hex(), (server,), 0)
+        before = LogPartition(Stretch(3, 40, None), CLUSTER.hex(), (server,))
         assert shown(server, before, failOnDataLoss="false") == []
 
 
@@ -106,7 +106,7 @@ def test_a_node_that_holds_nothing_does_not_say_where_the_log_begins(tmp_path: P
     ):
         assert log.bounds() == (60, 100)
         assert alone.bounds() == (at, at)
-        partition = LogPartition(Stretch(3, 97, None), CLUSTER.hex(), (empty, holder), 0)
+        partition = LogPartition(Stretch(3, 97, None), CLUSTER.hex(), (empty, holder))
         assert shown(holder, partition, failOnDataLoss="false", fetchTimeoutMs="1500") == list(range(60, 97))
 
 
@@ -215,7 +215,7 @@ def test_a_stream_waits_for_nodes_that_are_behind_its_checkpoint_for_a_moment() 
 
 def test_what_a_node_says_to_hold_is_not_lost_though_none_gives_it(tmp_path: Path) -> None:
     with serving(answers_of(records=pages(raw_frames(tmp_path), lowest=40), lowest=0)) as server:
-        partition = LogPartition(Stretch(3, 97, None), CLUSTER.hex(), (server,), 0)
+        partition = LogPartition(Stretch(3, 97, None), CLUSTER.hex(), (server,))
         with pytest.raises(ClusterUnavailable, match=r"index 3 on .*it has expired, although .* starts at index 0"):
             shown(server, partition, failOnDataLoss="false")
 

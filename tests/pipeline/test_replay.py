@@ -254,9 +254,9 @@ def test_a_replay_goes_across_no_missing_segment(tmp_path: Path, snapshots: int)
     first, middle, following = sorted((log / "log").glob("*.store"))[:3]
     middle.unlink()
 
-    for options in ({}, {"failOnDataLoss": False}):
+    for fails in (True, False):
         with pytest.raises(RecordsLost) as lost:
-            replayed(log, **options)
+            replayed(log, failOnDataLoss=fails)
         assert (lost.value.from_index, lost.value.to_index) == (int(middle.stem), int(following.stem))
     assert int(first.stem) == 0
 

@@ -109,7 +109,7 @@ def test_a_follower_that_does_not_answer_holds_up_no_trigger_and_no_task(tmp_pat
             end = stream.latestOffset(start, stream.getDefaultReadLimit())
             stream.reportLatestOffset()
             parts = stream.partitions(start, end)
-            assert all(isinstance(each, LogPartition) and each.servers == (other, silent) for each in parts)
+            assert all(each.value.servers == (other, silent) for each in parts)
             start, triggers = end, triggers + 1
             return [index for each in parts for index in indices(stream, each)]
 
@@ -195,7 +195,7 @@ def test_a_batch_from_a_cluster_has_at_most_the_bytes_of_the_limit_but_one_frame
         start, batches = 0, list[int]()
         while start < highest and len(batches) < 100:
             document = Offset(CLUSTER.hex(), start).to_document()
-            end = Offset.from_document(stream.latestOffset(document, stream.getDefaultReadLimit())).index
+            end = Offset.from_document(stream.latestOffset(document, stream.getDefaultReadLimit())).index or 0
             batches.append(sum(header.size for header in frames if start <= header.index < end))
             fits = next((header.size for header in frames if header.index == end), 0)
             assert batches[-1] <= limit or frames[start].next_index == end
@@ -221,7 +221,7 @@ def test_any_number_of_partitions_fetches_each_byte_of_a_cluster_s_log_once(tmp_
     with serving(answers_of(records=told, highest=highest)) as server:
         given = {"bootstrap": server, "minPartitions": str(partitions)}
         batch = LogReader(SourceOptions.parse(given, streaming=False), SCHEMA)
-        parts = [each for each in batch.partitions() if isinstance(each, LogPartition)]
+        parts: list[LogPartition] = [each.value for each in batch.partitions()]
         with closing(ClusterLog([server], DEADLINE_S, known=CLUSTER.hex())) as task:
             found = [
                 index for each in parts for rows in task.rows(each.stretch, Skimmer()) for index in rows.index.tolist()
