@@ -30,6 +30,8 @@ CHECKED_ROWS = 1000
 
 Decode = Callable[..., object]
 """Takes a value of the column's type."""
+Keep = Callable[[RowRefused, object], None]
+"""Takes a row that is not a command, and its value as it was given."""
 
 
 def check_columns(schema: StructType) -> Decode:
@@ -98,11 +100,15 @@ def _described_machine(answer: Answer) -> _Described:
 class CommandChecker:
     """Checks the commands of one partition; counts the rows that are not commands, and keeps the first of them."""
 
-    def __init__(self, machine: StateMachine, decode: Decode, partition: int, kept: int) -> None:
+    def __init__(
+        self, machine: StateMachine, decode: Decode, partition: int, kept: int, keep: Keep | None = None
+    ) -> None:
+        """`keep` gets each row that is not a command."""
         self._machine = machine
         self._decode = decode
         self._partition = partition
         self._kept = kept
+        self._keep = keep
         self._row = 0
         self.refused = 0
         self.first_refused: list[RowRefused] = []
@@ -116,7 +122,8 @@ class CommandChecker:
         rows: list[int] = []
         commands: list[object] = []
         packed: list[bytes] = []
-        for row, value in enumerate(values, self._row):
+        first = self._row
+        for row, value in enumerate(values, first):
             try:
                 if value is None:
                     raise Malformed("the row is null")
@@ -124,7 +131,7 @@ class CommandChecker:
                 if has_more_containers(encoded := pack(command), COMMAND_CONTAINERS):
                     raise Malformed(f"it has more than {COMMAND_CONTAINERS} lists, maps and ext types")
             except (LimitExceeded, Malformed, PayloadInvalid) as error:
-                self._refuse(row, INVALID, str(error).replace("the body", "it"))
+                self._refuse(row, INVALID, str(error).replace("the body", "it"), value)
                 continue
             packed.append(encoded)
             rows.append(row)
@@ -132,13 +139,16 @@ class CommandChecker:
         self._row += len(values)
         refused = check_batch(self._machine, commands) if commands else []
         for position, code, text in refused:
-            self._refuse(rows[position], code, text)
+            self._refuse(rows[position], code, text, values[rows[position] - first])
         bad = {position for position, _, _ in refused}
         return [
             (row, each) for position, (row, each) in enumerate(zip(rows, packed, strict=True)) if position not in bad
         ]
 
-    def _refuse(self, row: int, code: str, text: str) -> None:
+    def _refuse(self, row: int, code: str, text: str, value: object) -> None:
         self.refused += 1
+        refused = RowRefused(self._partition, row, code, text)
         if len(self.first_refused) < self._kept:
-            self.first_refused.append(RowRefused(self._partition, row, code, text))
+            self.first_refused.append(refused)
+        if self._keep is not None:
+            self._keep(refused, value)

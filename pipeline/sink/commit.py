@@ -19,10 +19,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from quire.cluster.client import BatchReply, NotFound, ReplyGone, ResultsCut, Session, SessionError, SessionStatus
 
+from ..errors import OptionRefused
+from .bad_rows import BadFile, BadRowsFolder
 from .errors import (
     BatchBehind,
     BatchOvertaken,
@@ -71,6 +74,8 @@ class TaskResult:
     largest_row: int = 0
     refused: int = 0
     first_refused: tuple[RowRefused, ...] = ()
+    bad_file: BadFile | None = None
+    """The rows that are not commands, if they are kept as a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,10 @@ class Target:
     session: str
     query: str | None = None
     """None: a batch write, or a query whose checkpoint does not reveal its id."""
+    leaves_out: bool = False
+    """Whether rows that are not commands are left out, instead of failing the batch."""
+    bad_rows: BadRowsFolder | None = None
+    """The table that gets those rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +112,23 @@ class _Batch:
     def commands(self) -> int:
         return sum(spool.commands for spool in self.spools)
 
+    @property
+    def bad_rows(self) -> int:
+        """How many rows are not commands, and are left out."""
+        return sum(result.refused for result in self.results)
+
+    @property
+    def bad_files(self) -> list[BadFile]:
+        """The files with those rows, in the order of the partitions."""
+        found = (result.bad_file for result in self.results if result.bad_file is not None)
+        return sorted(found, key=attrgetter("partition"))
+
     def differs(self, known: Plan | Done) -> bool:
-        """Whether its commands are others; of what an older program planned, only their count is known."""
-        return known.commands != self.commands or known.digest not in (None, digest_of(self.spools))
+        """Whether its rows are others: its commands, of which only the count is known if an older program planned
+        them, or the count of its bad rows.
+        """
+        counts = known.commands, known.bad_rows
+        return counts != (self.commands, self.bad_rows) or known.digest not in (None, digest_of(self.spools))
 
     def done(self, last: Done | None) -> Done | None:
         """The last batch that is done, if it is this one.
@@ -160,7 +183,9 @@ async def commit(
     """
     listed = state.names()  # Only these are removed at the end: later files may belong to a later driver.
     state.identify(target.cluster_id, target.session, target.query)
-    _check_rows(results)
+    _check_rows(target, results)
+    if target.bad_rows is not None:
+        target.bad_rows.identify(target.cluster_id, target.session, target.query)
     last = state.done()
     number = batch if batch is not None else last.batch + 1 if last is not None else 0
     given = _Batch(number, batch is None, results, fails_on_change)
@@ -172,14 +197,25 @@ async def commit(
         if plan is None:
             for spool in given.spools:
                 check_spool(state.directory, spool)
+            if target.bad_rows is not None:
+                target.bad_rows.check(given.bad_files)
         done = await _delivered_in_the_end(state, target, connect, given, listed)
-    state.abandon(given.spools)
+    abandon(state, target.bad_rows, results)
     if given.differs(done):
         told = "batch %d came again with other rows: its %d commands of before are kept, the %d given now are dropped"
         _journal.warning(told, number, done.commands, given.commands)
     if fails and (done.refused or done.unanswered):
         raise CommandsRefused(number, done.refused, done.unanswered, done.first_refused)
     return done
+
+
+def abandon(state: SinkState, bad_rows: BadRowsFolder | None, results: Sequence[TaskResult]) -> None:
+    """Remove the tasks' files that no plan names."""
+    state.abandon(result.spool for result in results if result.spool is not None)
+    if bad_rows is not None:
+        plan = state.plan()
+        named = {file[0] for file in plan.bad_files} if plan is not None else set[str]()
+        bad_rows.discard({result.bad_file.name for result in results if result.bad_file is not None} - named)
 
 
 async def _delivered_in_the_end(
@@ -219,6 +255,7 @@ async def _delivered(
     ask_again: bool,
     one_by_one: bool,
 ) -> Done:
+    bad_listed = target.bad_rows.names() if target.bad_rows is not None else []
     async with connect() as client:
         was_open = await _is_open(client, state.holder())
         opened = _Opened(await client.session(), was_open)
@@ -227,9 +264,12 @@ async def _delivered(
         if done is not None:  # By the previous holder of the session.
             return done
         plan = _plan(state, target, batch, opened, last)
+        _check_table(target, plan)
         state.hold(opened.session.id)
         sender = _Sender(state, plan, client, opened.session, one_by_one=one_by_one)
         refusals = await sender.send(ask_again=ask_again)
+        if target.bad_rows is not None:
+            target.bad_rows.publish(plan.batch, [BadFile(*file) for file in plan.bad_files])
         done = Done(
             plan.batch,
             plan.next_sequence,
@@ -238,11 +278,22 @@ async def _delivered(
             refusals.unanswered,
             refusals.first,
             plan.digest,
+            plan.bad_rows,
+            plan.first_bad,
         )
         state.finish(done)
     if plan.commands:  # Otherwise nothing has shown that this driver still holds the session.
         state.clean(listed, plan)
+        if target.bad_rows is not None:
+            target.bad_rows.discard({*bad_listed, *(file[0] for file in plan.bad_files)})
     return done
+
+
+def _check_table(target: Target, plan: Plan) -> None:
+    """Raise OptionRefused if a batch was planned with bad rows for a table, and the table is not given now."""
+    if plan.bad_files and target.bad_rows is None:
+        reason = f"batch {plan.batch} is planned with bad rows for a table: give its folder to finish it"
+        raise OptionRefused("badRowsLocation", reason)
 
 
 async def _is_open(client: SessionClient, session: int | None) -> bool:
@@ -255,11 +306,15 @@ async def _is_open(client: SessionClient, session: int | None) -> bool:
     return True
 
 
-def _check_rows(results: Sequence[TaskResult]) -> None:
+def _check_rows(target: Target, results: Sequence[TaskResult]) -> None:
     """Refuse the batch if rows are not commands, whether its other rows are planned already or not."""
-    if refused := sum(result.refused for result in results):
-        rows = sorted(row for result in results for row in result.first_refused)
-        raise RowsRefused(refused, rows[:FIRST_ROWS])
+    refused = sum(result.refused for result in results)
+    if refused and not target.leaves_out:
+        raise RowsRefused(refused, _first_refused(results))
+
+
+def _first_refused(results: Sequence[TaskResult]) -> list[RowRefused]:
+    return sorted(row for result in results for row in result.first_refused)[:FIRST_ROWS]
 
 
 def _plan(state: SinkState, target: Target, batch: _Batch, opened: _Opened, last: Done | None) -> Plan:
@@ -275,7 +330,15 @@ def _plan(state: SinkState, target: Target, batch: _Batch, opened: _Opened, last
             if result.largest > (most := session.message_bytes - ARRAY_HEAD_BYTES):
                 text = f"as msgpack it has {result.largest} bytes, and the cluster takes {most} (max_request_bytes)"
                 raise RowsRefused(1, [RowRefused(result.partition, result.largest_row, "TOO_LARGE", text)])
-        plan = Plan(batch.number, session.id, session.sequence + 1, batch.spools)
+        plan = Plan(
+            batch.number,
+            session.id,
+            session.sequence + 1,
+            batch.spools,
+            batch.bad_rows,
+            tuple((*row,) for row in _first_refused(batch.results)),
+            tuple((*file,) for file in batch.bad_files),
+        )
         state.write_plan(plan)
         return plan
     batch.check_plan(plan)

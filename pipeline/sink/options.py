@@ -31,6 +31,8 @@ SESSION_CHARACTERS = 200
 FOLDER = "quire"
 """The sink's folder in a checkpoint."""
 
+FAIL, DROP, TABLE = BAD_ROWS = ("fail", "drop", "table")
+
 _SPARKS_OWN = frozenset(("queryname",))
 
 
@@ -55,6 +57,10 @@ class SinkOptions:
     other rows, or a lower one, is refused."""
     machine: str | None = None
     """`package.module:Class` of the cluster's machine, if it is not built in."""
+    badRows: str = "fail"  # noqa: N815
+    """What happens to rows that are not commands: `fail` their batch, `drop` them, or keep them as a `table`."""
+    badRowsLocation: str | None = None  # noqa: N815
+    """The folder of that table, which driver and executors see."""
     failOnRefused: bool = True  # noqa: N815
     """Whether commands that the machine refuses at apply fail the write."""
     failOnChangedRows: bool = True  # noqa: N815
@@ -93,6 +99,8 @@ class SinkOptions:
             raise OptionRefused("batchId", "is set by Spark in a stream")
         if not streaming and options.session is None:
             raise OptionRefused("session", "name the session under which a batch is written")
+        if (options.badRows == TABLE) != (options.badRowsLocation is not None):
+            raise OptionRefused("badRowsLocation", f"goes with badRows={TABLE}: a folder for the rows left out")
         return options
 
     @property
@@ -132,9 +140,13 @@ def _parsed(name: str, text: str) -> object:
     match name:
         case "bootstrap":
             return parse_servers(text)
+        case "badRows":
+            if text.lower() not in BAD_ROWS:
+                raise OptionRefused(name, f"must be one of {', '.join(BAD_ROWS)}, not {text[:24]!r}")
+            return text.lower()
         case "checkpointLocation":
             return _checkpoint(text)
-        case "spoolLocation":
+        case "spoolLocation" | "badRowsLocation":
             return os.path.abspath(parse_path(text, name))
         case "tokenFile" | "ca":
             return parse_file(name, text)

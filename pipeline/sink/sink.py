@@ -25,10 +25,11 @@ from quire.cluster.client import Client
 from quire.log import FileDirectory
 
 from ..origin.cluster import ClusterLog
+from .bad_rows import BAD, BadRowsFolder, BadRowsWriter
 from .commands import CommandChecker, check_columns, machine_of
-from .commit import FIRST_ROWS, Target, TaskResult, commit
-from .errors import WriteRefused
-from .options import SinkOptions
+from .commit import FIRST_ROWS, Target, TaskResult, abandon, commit
+from .errors import RowRefused, WriteRefused
+from .options import FAIL, SinkOptions
 from .spool import SpoolWriter
 from .state import SPOOL, SinkState
 
@@ -94,12 +95,16 @@ def _spooled(options: SinkOptions, schema: StructType, batches: Iterator[pa.Reco
     checking: CommandChecker | None = None
     largest, largest_row = 0, 0
     directory = FileDirectory(options.folder)
+    bad: BadRowsWriter | None = None
+    if options.badRowsLocation is not None:
+        bad = BadRowsWriter(FileDirectory(options.badRowsLocation), f"{BAD}{uuid4().hex}", partition)
     with closing(SpoolWriter(directory, f"{SPOOL}{uuid4().hex}", partition)) as writer:
         for batch in batches:
             if checking is None and batch.num_rows:
                 timeout_s = options.sendTimeoutMs / 1000
                 machine = machine_of(options.bootstrap, timeout_s, options.machine, options.access)
-                checking = CommandChecker(machine, check_columns(schema), partition, FIRST_ROWS)
+                keep = None if bad is None else bad.add
+                checking = CommandChecker(machine, check_columns(schema), partition, FIRST_ROWS, keep)
             for row, packed in checking.commands(batch) if checking is not None else ():
                 writer.add(packed)
                 if len(packed) > largest:
@@ -107,13 +112,16 @@ def _spooled(options: SinkOptions, schema: StructType, batches: Iterator[pa.Reco
         spool = writer.finished()
     if checking is None:
         return TaskResult(partition, spool)
-    return TaskResult(partition, spool, largest, largest_row, checking.refused, tuple(checking.first_refused))
+    bad_file = None if bad is None else bad.finished()
+    first_refused = tuple(checking.first_refused)
+    return TaskResult(partition, spool, largest, largest_row, checking.refused, first_refused, bad_file)
 
 
 def _commit(options: SinkOptions, results: Sequence[TaskResult], batch: int | None, *, query: str | None) -> None:
     timeout_s = options.sendTimeoutMs / 1000
     with closing(ClusterLog(options.bootstrap, timeout_s, access=options.access)) as cluster:
-        target = Target(cluster.cluster_id(), options.session_name(), query)
+        table, leaves_out = _bad_rows(options), options.badRows != FAIL
+        target = Target(cluster.cluster_id(), options.session_name(), query, leaves_out, table)
         servers = cluster.servers
     connect = partial(
         Client,
@@ -129,8 +137,15 @@ def _commit(options: SinkOptions, results: Sequence[TaskResult], batch: int | No
     fails, fails_on_change = options.failOnRefused, options.failOnChangedRows
     done = asyncio.run(commit(state, target, connect, results, batch, fails=fails, fails_on_change=fails_on_change))
     _journal.info("batch %d: %d commands, %d refused", done.batch, done.commands, done.refused)
+    if done.bad_rows:
+        named = "; ".join(str(RowRefused(*row)) for row in done.first_bad)
+        _journal.warning("batch %d: %d rows are not commands, and are left out: %s", done.batch, done.bad_rows, named)
+
+
+def _bad_rows(options: SinkOptions) -> BadRowsFolder | None:
+    """The table of rows that are not commands, if there is one."""
+    return None if options.badRowsLocation is None else BadRowsFolder(FileDirectory(options.badRowsLocation))
 
 
 def _abandon(options: SinkOptions, results: Sequence[TaskResult]) -> None:
-    state = SinkState(FileDirectory(options.folder))
-    state.abandon(result.spool for result in results if result.spool is not None)
+    abandon(SinkState(FileDirectory(options.folder)), _bad_rows(options), results)

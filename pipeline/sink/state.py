@@ -49,6 +49,12 @@ class Plan:
     session: int
     first_sequence: int
     spools: tuple[Spool, ...]
+    bad_rows: int = 0
+    """How many rows are left out, since they are not commands."""
+    first_bad: tuple[tuple[int, int, str, str], ...] = ()
+    """(partition, row, code, text) of some."""
+    bad_files: tuple[tuple[str, int, int, int], ...] = ()
+    """The fields of the `BadFile` of each partition with such rows, if they are kept as a table."""
 
     @property
     def commands(self) -> int:
@@ -87,13 +93,17 @@ class Done:
     first_refused: tuple[tuple[int, str, str], ...] = ()
     digest: str | None = None
     """Of its commands; None: an older program planned it."""
+    bad_rows: int = 0
+    first_bad: tuple[tuple[int, int, str, str], ...] = ()
 
 
 class SinkState:
     """The state in one folder. If several processes use it at once, the holder of the session prevails."""
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, directory: Directory, option: str = "spoolLocation") -> None:
+        """`option`: the one that names the folder, for messages."""
         self.directory = directory
+        self._option = option
 
     def names(self) -> list[str]:
         """The files that exist now, sorted."""
@@ -118,10 +128,11 @@ class SinkState:
         if known["cluster_id"] != cluster_id:
             raise ForeignCluster(cluster_id, known["cluster_id"])
         if known["session"] != session:
-            raise OptionRefused("session", f"the spool's is {known['session']}, not {session}; {_NEW_SPOOL}")
+            option = "session" if self._option == "spoolLocation" else self._option
+            raise OptionRefused(option, f"the spool's is {known['session']}, not {session}; {_NEW_SPOOL}")
         if known.get("query", query) != query:
             found, given = known["query"] or _NO_QUERY, query or _NO_QUERY
-            raise OptionRefused("spoolLocation", f"the spool is of query {found}, not of {given}; {_NEW_SPOOL}")
+            raise OptionRefused(self._option, f"the spool is of query {found}, not of {given}; {_NEW_SPOOL}")
         if known["version"] != VERSION:  # An older program cannot read the files that follow, and shall say so.
             self._write(_IDENTITY, {**known, "version": VERSION})
 
@@ -141,6 +152,7 @@ class SinkState:
         if known is None:
             return None
         known["first_refused"] = tuple(map(tuple, known["first_refused"]))
+        known["first_bad"] = tuple(map(tuple, known.get("first_bad", ())))
         return Done(**known)
 
     def finish(self, done: Done) -> None:
@@ -157,6 +169,8 @@ class SinkState:
         if known is None or (done is not None and known["batch"] <= done.batch):
             return None
         known["spools"] = tuple(Spool(*each) for each in known["spools"])
+        for name in ("first_bad", "bad_files"):
+            known[name] = tuple(map(tuple, known.get(name, ())))
         return Plan(**known)
 
     def write_plan(self, plan: Plan) -> None:

@@ -105,6 +105,27 @@ def test_a_batch_is_written_once_in_order_and_its_repetition_is_skipped(
 
 
 @pytest.mark.full
+def test_bad_rows_are_a_table_of_spark_s_and_the_others_are_executed(
+    cluster: Cluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    bad = {3: '["pow", 2]', 4: '["add", 1'}
+    frame = rows(spark, [bad.get(row, f'["add", {row}]') for row in range(12)])
+    given = {"session": "kept", "badRows": "table", "badRowsLocation": str(tmp_path / "bad")}
+    for batch in ("7", "7", "8"):
+        to(cluster, frame, tmp_path / "spool", **given, batchId=batch).save()
+
+    assert sent(cluster, "kept") == 2 * [["add", row] for row in range(12) if row not in bad]
+    found = spark.read.parquet(str(tmp_path / "bad")).orderBy("batch", "row", "partition").collect()
+    assert [(row["batch"], row["partition"], row["row"], row["code"]) for row in found] == [
+        (batch, *place) for batch in (7, 8) for place in ((1, 0, "NO_COMMAND"), (0, 3, "OPERATION_UNKNOWN"))
+    ]
+    assert [bytes(row["value"]).decode() for row in found] == [bad[4], bad[3]] * 2
+    assert all(row["text"] for row in found)
+    to(cluster, frame, tmp_path / "other", session="dropped", badRows="drop").save()
+    assert sent(cluster, "dropped") == [["add", row] for row in range(12) if row not in bad]
+
+
+@pytest.mark.full
 def test_rows_that_are_no_commands_are_named_and_nothing_of_their_batch_is_written(
     cluster: Cluster, spark: SparkSession, tmp_path: Path
 ) -> None:
