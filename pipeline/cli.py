@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE = 1, 2, 3
 MEBIBYTE = 1 << 20
+HOLD_BYTES = 1 << 30
+"""The default of `archive --hold-bytes`."""
 
 app = typer.Typer(
     name="spark",
@@ -93,6 +95,18 @@ def archive(
             "--every", metavar="SECONDS", min=0, help="Repeat at this interval, even after outages, until Ctrl-C."
         ),
     ] = 0,
+    cursor: Annotated[
+        str,
+        typer.Option(
+            "--cursor",
+            metavar="NAME",
+            help="The cursor that keeps the cluster's log from expiring before it is archived. Default with --every: "
+            "archive: and the archive's path.",
+        ),
+    ] = "",
+    hold_bytes: Annotated[
+        int, typer.Option("--hold-bytes", metavar="N", min=0, help="How much of the log the cursor may hold; 0: none.")
+    ] = HOLD_BYTES,
     accept_gap: Annotated[
         bool,
         typer.Option(
@@ -111,11 +125,14 @@ def archive(
     """Append the log's committed records after the archive's end to a Parquet archive."""
     where = Where(on_spark, on, conf or [])
     with _complaining(*where.needed()):
+        from .archive.hold import LogHold, cursor_of  # noqa: PLC0415
         from .archive.rounds import Rounds  # noqa: PLC0415
         from .jobs import archive as run  # noqa: PLC0415
 
         options = _options(path, bootstrap, access=_access(bootstrap, token_file, ca))
         _folder(archive_dir, "archive")
+        is_held = hold_bytes > 0 and bool(cursor or (every and bootstrap))
+        hold = LogHold(options, cursor or cursor_of(archive_dir), hold_bytes) if is_held else None
         if every:
             queue_standard_streams()
         with (
@@ -125,7 +142,7 @@ def archive(
         ):
 
             def run_once(told: Callable[[int, int], None]) -> ArchiveSummary:
-                return run(options, archive_dir, accept_gap=accept_gap, spark=spark, progress=told)
+                return run(options, archive_dir, accept_gap=accept_gap, hold=hold, spark=spark, progress=told)
 
             rounds = Rounds(run_once, every, progress, _complain, sleep).summaries() if every else [run_once(progress)]
             for summary in rounds:

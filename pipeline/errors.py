@@ -3,8 +3,8 @@ names file and position.
 
 The user's fault: `OptionRefused`, `AccessRefused`, `NoLog`, `ForeignLog`, `WorkersLackQuire`, `MarkingRefused`,
 `SparkFailed`. Records that are gone: `RecordsLost`, `CheckpointAhead`, `LogRewritten`. The cluster's fault:
-`ClusterUnavailable`. The archive's: `ArchiveGap`, `ArchiveDamaged`, `ArchiveDiverges`. A replay cannot start:
-`GroundMissing`, `GenesisMissing`, `MachineDiffers`.
+`ClusterUnavailable`. The archive's: `ArchiveGap`, `ArchiveDamaged`, `ArchiveDiverges`, `HoldRefused`. A replay cannot
+start: `GroundMissing`, `GenesisMissing`, `MachineDiffers`.
 """
 
 from __future__ import annotations
@@ -140,6 +140,17 @@ class ArchiveGap(PipelineError):
             f"nor in the log that is read with it{advice}"
         )
         self.path, self.from_index, self.to_index = path, from_index, to_index
+
+
+class HoldRefused(PipelineError):
+    """The cluster does not let an archiver hold its log by this cursor, or does no longer."""
+
+    def __init__(self, cursor: str, reason: str, advice: str) -> None:
+        super().__init__(
+            f"the log cannot be held by the cursor {cursor}: {reason}; {advice}, or archive without a hold "
+            "(--hold-bytes 0)"
+        )
+        self.cursor, self.reason = cursor, reason
 
 
 class ArchiveDamaged(PipelineError):

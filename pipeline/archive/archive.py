@@ -27,6 +27,8 @@ from .writer import Written, write_stretch
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from .hold import LogHold
+
 
 GAP_ADVICE = "; to record the gap in the archive and continue after it, archive with --accept-gap (accept_gap=True)"
 
@@ -59,6 +61,7 @@ def archive(
     path: str,
     *,
     accept_gap: bool = False,
+    hold: LogHold | None = None,
     spark: SparkSession | None = None,
     progress: Progress = no_progress,
 ) -> ArchiveSummary:
@@ -66,7 +69,8 @@ def archive(
 
     The options name the log (`path` or `bootstrap`). Executors must see the archive, too. Each file is durable and part
     of the archive as soon as it is appended. With `accept_gap`, records that have expired from the log before they were
-    archived are recorded in the archive as a gap. Without Spark, this process does all the work.
+    archived are recorded in the archive as a gap. `hold` keeps the log after the archive's end from expiring; a process
+    uses one for all its runs. Without Spark, this process does all the work.
 
     Raises:
         OptionRefused: the options select a part of the log, a path is a URL, or `path` holds something other than an
@@ -75,6 +79,7 @@ def archive(
         ForeignLog, ArchiveDiverges: the archive is of another cluster, or of another history.
         LogLocked: another process appends to the archive.
         FrameCorrupt, RecordsLost, ClusterUnavailable: from the log.
+        HoldRefused: from `hold`.
     """
     refuse_ranges(options)
     options, path = absolute(options), absolute_path(path, "archive")
@@ -90,12 +95,16 @@ def archive(
                 raise ArchiveGap(path, gap.from_index, gap.to_index, GAP_ADVICE)
             keeper.accept_gap(gap.from_index, gap.to_index)
         pieces = whole_frames(origin, replace(options, failOnDataLoss=not gaps), max(start, bounds.lowest_index), end)
+        if hold is not None:
+            hold.commit(max(start, bounds.lowest_index), origin.servers)
         written: list[Written] = []
         progress(0, end - start)
         for each in _in_order(options, path, pieces, spark):
             keeper.commit(origin.name, cluster_id, each)
             written.append(each)
             progress(each.held.to_index - start, end - start)
+            if hold is not None:
+                hold.commit(each.held.to_index, origin.servers)
         copied = _copy_snapshots(options, keeper, path)
     return ArchiveSummary(
         archive=path,
