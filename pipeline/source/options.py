@@ -25,6 +25,8 @@ MAX_TIMESTAMP_MS = 253_402_300_799_999
 MAX_PARTITIONS = 1_000_000
 MAX_FETCH_TIMEOUT_MS = 3_600_000
 
+_HIGHEST = {"minPartitions": MAX_PARTITIONS, "fetchTimeoutMs": MAX_FETCH_TIMEOUT_MS}
+
 STRATEGIES = ("error", "latest")
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/|file:")
@@ -68,6 +70,8 @@ class SourceOptions:
     """The maximum bytes of the log in a batch of a stream, in whole frames; a batch has at least one frame."""
     includeHeaders: bool = False  # noqa: N815
     """Whether the rows have a column of headers."""
+    sourceName: str | None = None  # noqa: N815
+    """The stream's name in its query's progress, instead of that of the log."""
     fetchTimeoutMs: int = 60_000  # noqa: N815
     """How long to ask a cluster's nodes, one after another, before giving up."""
 
@@ -131,12 +135,10 @@ def _parsed(name: str, text: str) -> object:
             if text.lower() not in STRATEGIES:
                 raise OptionRefused(name, f"must be one of {', '.join(STRATEGIES)}, not {text[:24]!r}")
             return text.lower()
-        case "minPartitions":
-            return parse_integer(name, text, 1, MAX_PARTITIONS)
-        case "fetchTimeoutMs":
-            return parse_integer(name, text, 1, MAX_FETCH_TIMEOUT_MS)
+        case "sourceName":
+            return text
         case _:
-            return parse_integer(name, text, 1, HIGHEST_INDEX)
+            return parse_integer(name, text, 1, _HIGHEST.get(name, HIGHEST_INDEX))
 
 
 def parse_path(text: str, name: str = "path") -> str:

@@ -86,6 +86,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._origin: Origin | None = None
         self._target: int | None = None
+        self._planned_to: int | None = None
 
     def initialOffset(self) -> dict[str, object]:  # noqa: N802 - Spark's name
         """Where a query without a checkpoint starts: the place that the options name, which is not looked up yet.
@@ -119,6 +120,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         bounds = self._bounds_past(origin, from_index, from_index)
         start_index = held_index(self._options, origin, bounds, from_index, bounds.highest_index)
         end = self._limited(origin, start_index, max(from_index, self._end(origin, bounds)), limit)
+        self._planned_to = end
         if end == offset.index:
             return start  # Spark compares the text: there is no batch if it is the same, `began` included.
         crc = _crc32c_before(origin, end) if end > start_index else None
@@ -140,9 +142,17 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end
 
     def reportLatestOffset(self) -> dict[str, object]:  # noqa: N802
-        """The end of the log, regardless of limits: Spark shows it in the query's progress."""
+        """The end of the log, regardless of limits, the records up to there that are in no batch yet, and a name.
+
+        Spark shows this in the query's progress and keeps it nowhere. A Python source can show nothing elsewhere: the
+        description is an object's address, and there are no metrics.
+        """
         origin = self._opened()
-        return Offset(origin.cluster_id(), origin.bounds(quick=True).highest_index).to_document()
+        end = origin.bounds(quick=True).highest_index
+        shown: dict[str, object] = {"source": self._options.sourceName or origin.name}
+        if self._planned_to is not None:
+            shown["lag_records"] = max(0, end - self._planned_to)
+        return Offset(origin.cluster_id(), end).to_document() | shown
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Fix the end of the log as the end of this query."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import LongType, StructType
@@ -173,7 +173,7 @@ def test_available_now_reads_to_the_end_of_that_moment(numbers: Path) -> None:
     with writing(numbers) as log:
         append_and_flush(log, [1, 2, 3])
 
-    assert stream.reportLatestOffset() == at(103)
+    assert stream.reportLatestOffset() == at(103) | {"source": str(numbers)}
     assert batches(stream, at(0)) == [60, 100]
     assert batches(stream, at(100)) == []
 
@@ -240,6 +240,45 @@ def streamed(spark: SparkSession, log: Path, folder: Path, **options: Any) -> Ca
 
 def rows_in(spark: SparkSession, folder: Path) -> list[tuple[int, bytes]]:
     return [(row["index"], bytes(row["value"])) for row in spark.read.parquet(str(folder / "rows")).collect()]
+
+
+def test_progress_tells_the_lag_behind_the_batch_and_a_name(numbers: Path) -> None:
+    stream = reader(numbers, maxOffsetsPerTrigger=60, sourceName="orders")
+
+    for end, lag in ((60, 40), (100, 0), (100, 0)):
+        stream.latestOffset(at(max(0, end - 60)), stream.getDefaultReadLimit())
+        assert stream.reportLatestOffset() == at(100) | {"source": "orders", "lag_records": lag}
+
+
+def test_the_progress_of_a_query_tells_its_sources_apart_with_lag_and_rows(
+    spark: SparkSession, numbers: Path, tmp_path: Path
+) -> None:
+    def source(**options: Any) -> DataFrame:
+        given = {"startingOffsets": "earliest", **options}
+        return spark.readStream.format("quire").options(**given).load(str(numbers)).select("index", "value")
+
+    def started() -> StreamingQuery:
+        both = source(maxOffsetsPerTrigger=60).union(source(maxOffsetsPerTrigger=90, sourceName="again"))
+        sink = both.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        return sink.trigger(availableNow=True).start()
+
+    query = started()
+    assert query.awaitTermination(DEADLINE_S)
+
+    told = [
+        [
+            (each["latestOffset"]["source"], each["numInputRows"], each["latestOffset"]["lag_records"])
+            for each in sources
+        ]
+        for sources in (json.loads(progress.json)["sources"] for progress in query.recentProgress)
+    ]
+    assert told[:2] == [
+        [(str(numbers), 60, 40), ("again", 90, 10)],
+        [(str(numbers), 40, 0), ("again", 10, 0)],
+    ]
+    again = started()
+    assert again.awaitTermination(DEADLINE_S)
+    assert sum(progress.numInputRows for progress in again.recentProgress) == 0
 
 
 @pytest.mark.full
