@@ -6,6 +6,9 @@ numpy and pyarrow are imported with the readers.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -26,7 +29,7 @@ from pyspark.sql.types import (
 
 from ..errors import PipelineError
 from ..sink.options import SinkOptions
-from .options import SourceOptions
+from .options import SourceOptions, path_of_file_url
 
 HEADERS = "headers"
 
@@ -76,7 +79,45 @@ def check_schema(schema: StructType) -> None:
             raise SchemaRefused(field)
 
 
+def table_options(given: Mapping[str, str]) -> Mapping[str, str]:
+    """The user's options of CREATE TABLE; `given` itself if Spark is not creating a table.
+
+    Spark adds the table's properties (`owner`, `provider`, `comment`, any of TBLPROPERTIES), and repeats each option as
+    `option.NAME`, except the path, which becomes a URL in `location`.
+    """
+    if "provider" not in given:
+        return given
+    options = {name.removeprefix(MARK): text for name, text in given.items() if name.startswith(MARK)}
+    if "location" in given:
+        options["path"] = path_of_file_url(given["location"]) or given["location"]
+    return options
+
+
+def keeping(schema: StructType, options: Mapping[str, str]) -> StructType:
+    """The schema of a table with its options in the first column's metadata.
+
+    Spark gives a Python source the options of CREATE TABLE only while it creates the table. Of what it keeps in the
+    catalog, a read gets the schema alone.
+    """
+    first, *others = schema.fields
+    metadata = {TABLE_OPTIONS: json.dumps(dict(options))}
+    return StructType([StructField(first.name, first.dataType, metadata=metadata), *others])
+
+
+def kept_options(schema: StructType, given: Mapping[str, str]) -> Mapping[str, str]:
+    """The options of a read: those of the table, if it is a table's and names no log, and over them the given ones.
+
+    A DataFrame's schema keeps its metadata, so a read that names a log takes nothing from it.
+    """
+    kept = [field.metadata[TABLE_OPTIONS] for field in schema.fields if TABLE_OPTIONS in field.metadata]
+    if not kept or {"path", "bootstrap"} & {name.lower() for name in given}:
+        return given
+    return {**json.loads(kept[0]), **given}
+
+
 SOURCE_NAME = "quire"
+MARK = "option."
+TABLE_OPTIONS = "quire.options"
 
 
 class QuireSource(DataSource):
@@ -87,19 +128,21 @@ class QuireSource(DataSource):
         return SOURCE_NAME
 
     def schema(self) -> StructType:
-        return full_schema(headers=SourceOptions.parse(self.options, streaming=False).includeHeaders)
+        given = table_options(self.options)
+        schema = full_schema(headers=SourceOptions.parse(given, streaming=False).includeHeaders)
+        return schema if given is self.options else keeping(schema, given)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from .readers import LogReader  # noqa: PLC0415
 
         check_schema(schema)
-        return LogReader(SourceOptions.parse(self.options, streaming=False), schema)
+        return LogReader(SourceOptions.parse(kept_options(schema, self.options), streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         from .readers import LogStreamReader  # noqa: PLC0415
 
         check_schema(schema)
-        return LogStreamReader(SourceOptions.parse(self.options, streaming=True), schema)
+        return LogStreamReader(SourceOptions.parse(kept_options(schema, self.options), streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from ..sink.sink import LogWriter  # noqa: PLC0415 - it brings the client, which no reader needs
