@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from dataclasses import replace
 
 import pytest
@@ -52,13 +53,16 @@ def test_the_frames_up_to_a_boundary_have_at_most_the_bytes_and_another_would_ex
                 assert found == expected(boundaries, sizes, place, to_place, max_bytes), (place, to_place, max_bytes)
 
 
-@pytest.mark.parametrize("entry", [b"", b"\0" * 16, b"\xff" * 16, None])
+BEYOND = [struct.pack("<IIII", 0, relative, 0, 0) for relative in (30, 1 << 31)]
+"""Records of a later segment, and of none."""
+
+
+@pytest.mark.parametrize("entry", [b"", b"\0" * 16, b"\xff" * 16, *BEYOND, None])
 def test_a_boundary_is_that_of_a_frame_though_the_index_file_names_another(entry: bytes | None) -> None:
     """`entry` stands in place of each one of each index file; with None, there is no file."""
     files = MemoryDirectory()
     options = replace(SMALL, cached_indexes=0)
     log, boundaries, sizes = filled(files, options)
-    log.close()
     folder = files.child("log")
     names = [name for name in folder.list() if name.endswith(".index")]
     assert len(names) > 5
@@ -69,7 +73,6 @@ def test_a_boundary_is_that_of_a_frame_though_the_index_file_names_another(entry
         file = folder.open(name)
         entries = file.read_at(16, file.size - 16)
         file.write_at(16, entry * (len(entries) // 16) if entry else entries[16:] + entries[:16])
-    log = Log.open(files, options, cluster_id=CLUSTER_ID, clock=Clock(), standalone=True)
     for place, max_bytes in ((0, 700), (0, 5000), (40, 1500), (90, 3000)):
         found = log.lookup.boundary_within(boundaries[place], boundaries[-1], max_bytes)
         assert found == expected(boundaries, sizes, place, len(boundaries) - 1, max_bytes)
