@@ -122,8 +122,8 @@ async def boundaries(cluster: RunningCluster, at: str, query: str) -> list[list[
     reply = await cluster.ask(at, "GET", f"/records?{query}")
     assert reply.status == 200, reply
     found: list[list[int]] = reply.document["boundaries"]
-    first = query.partition("from=")[2].split("&")[0]
-    assert reply.headers["Quire-Next-Index"] == (str(found[-1][0]) if found else first)
+    asked_from = int(query.partition("from=")[2].split("&")[0])
+    assert int(reply.headers["Quire-Next-Index"]) == (found[-1][0] if found else asked_from)
     return found
 
 
