@@ -121,10 +121,8 @@ class DataDirLog:
             with closing(self._open(_base_of(stretch), stretch.from_index, stretch.to_index)) as segment:
                 first = reached == from_index
                 try:
-                    _, position = segment.start(stretch.from_index)
-                except FrameCorrupt:
-                    if self._lost_after(segment, stretch.from_index) is None:
-                        raise
+                    _, position = self._start(segment, stretch.from_index)
+                except RecordsLost:
                     reached = stretch.to_index  # Records that are lost have no bytes.
                     continue
                 is_whole = self._next_base(segment.base) == stretch.to_index
@@ -137,7 +135,7 @@ class DataDirLog:
     def crc32c_before(self, index: int) -> int:
         [stretch] = self.stretches(index - 1, index)
         with closing(self._open(_base_of(stretch), index - 1, index)) as segment:
-            _, position = segment.start(index - 1)
+            _, position = self._start(segment, index - 1)
             _, header = next(segment.headers(position, index))
             return header.crc32c
 
@@ -211,6 +209,16 @@ class DataDirLog:
         with suppress(FileNotFoundError), closing(SegmentFile(self._files, bases[place - 1])) as previous:
             lost = self._lost_after(previous, base)
         return lost or RecordsLost(self.name, from_index, to_index, f"segment {base} is missing")
+
+    def _start(self, segment: SegmentFile, index: int) -> tuple[Tail, int]:
+        """As `SegmentFile.start`. Raises RecordsLost: the index is in a segment that is missing after this one."""
+        try:
+            return segment.start(index)
+        except FrameCorrupt as error:
+            lost = self._lost_after(segment, index)
+            if lost is None:
+                raise
+            raise lost from error
 
     def _lost_after(self, segment: SegmentFile, index: int) -> RecordsLost | None:
         """The error for the records between a segment's last frame and the next segment, if `index` is among them."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import LongType, StructType
 
 from quire.log import LogOptions
@@ -62,10 +63,10 @@ def options(**given: Any) -> SourceOptions:
     return SourceOptions.parse({name: str(value) for name, value in given.items()}, streaming=False)
 
 
-def planned(reader: LogReader) -> list[LogPartition]:
+def planned(reader: LogReader) -> list[InputPartition]:
     """The partitions as the tasks get them."""
     parts = pickle.loads(pickle.dumps(list(reader.partitions())))
-    assert all(isinstance(part, LogPartition) for part in parts)
+    assert all(isinstance(part.value, LogPartition) for part in parts)
     return list(parts)
 
 
@@ -84,7 +85,7 @@ def test_small_files_of_one_segment_are_one_partition_and_show_what_the_log_show
     reader = LogReader(options(path=path), SCHEMA)
     parts = planned(reader)
 
-    assert [part.stretch.segment for part in parts] == sorted({segment for _, segment in expected(log)})
+    assert [part.value.stretch.segment for part in parts] == sorted({segment for _, segment in expected(log)})
     assert list(read(reader, parts)) == expected(log)
     assert rows_of(ArchiveLog(str(path))) == expected_rows(log)
 
@@ -128,10 +129,10 @@ def test_a_partition_carries_only_the_files_that_it_needs(small: tuple[Path, Pat
     grow(log, RECORDS, 200)
     whole = ArchiveLog(str(path)).manifest
     for part in planned(LogReader(options(path=log, archive=path, minPartitions=30), SCHEMA)):
-        assert part.archived is not None
-        held, (first, last, _) = part.archived.files, part.stretch
+        assert part.value.archived is not None
+        held, (first, last, _) = part.value.archived.files, part.value.stretch
         assert held == [each for each in whole.files if each.from_index < last and each.to_index > first]
-        assert held or part.archived.tail == whole.tail
+        assert held or part.value.archived.tail == whole.tail
 
 
 def test_a_stream_s_tasks_read_no_manifest(small: tuple[Path, Path], opened: list[str]) -> None:
@@ -161,7 +162,7 @@ def test_a_task_reads_the_manifest_again_for_what_was_archived_and_expired_since
     opened.clear()
 
     assert list(read(reader, parts)) == shown
-    live = [part.stretch for part in parts if RECORDS <= part.stretch.from_index < lowest]
+    live = [part.value.stretch for part in parts if RECORDS <= part.value.stretch.from_index < lowest]
     assert opened == [str(path)] * len(live)
     assert live
 
