@@ -221,7 +221,7 @@ def count_lines(spark: SparkSession, top: Path, records: int) -> list[str]:
         return (reader.schema(schema) if schema else reader).load(str(path))
 
     first, late = records - records // 100, records // 100
-    counts = Measured("Parquet: `count()`", records, "", spark.read.parquet(str(parquet)).count)
+    counts = Measured("Parquet: `count()`", records, "", lambda: spark.read.parquet(str(parquet)).count())
     above = Measured(
         "Parquet: `index >= N`, counted",
         late,
