@@ -135,9 +135,7 @@ def test_what_has_expired_is_proven_from_the_archive(
 def test_the_jobs_ask_the_nodes_of_a_cluster_for_frames(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "quire.pipeline.origin.cluster.STRETCH_BYTES", 20_000
-    )  # Ends of stretches lie inside of frames.
+    monkeypatch.setattr("quire.pipeline.origin.cluster.STRETCH_BYTES", 20_000)  # Several pieces.
     options, servers = SourceOptions(bootstrap=tuple(cluster.servers.split(","))), cluster.servers.split(",")
 
     copied = archive(options, str(tmp_path / "archive"))
