@@ -16,7 +16,7 @@ from quire.log.simulated.faulty import Disk, Keep, PowerLoss
 from quire.pipeline.errors import OptionRefused
 from quire.pipeline.sink.bad_rows import BAD, BadRowsFolder, BadRowsWriter
 from quire.pipeline.sink.commit import Target, TaskResult, commit
-from quire.pipeline.sink.errors import RowRefused, RowsRefused, SpoolDamaged
+from quire.pipeline.sink.errors import RowRefused, RowsChanged, RowsRefused, SpoolDamaged
 from quire.pipeline.sink.options import SinkOptions
 from quire.pipeline.sink.spool import SpoolWriter
 from quire.pipeline.sink.state import SPOOL, Done, SinkState
@@ -67,9 +67,14 @@ class Spark:
     def target(self, session: str = "sink") -> Target:
         return Target("c" * 32, session, None, True, BadRowsFolder(self.table))
 
-    def write(self, batch: int, results: list[TaskResult] | None = None, target: Target | None = None) -> Done:
+    def write(
+        self, batch: int, results: list[TaskResult] | None = None, target: Target | None = None, *, changed: bool = True
+    ) -> Done:
+        """`changed`: whether other rows than those of before are an error."""
         parts = self.tasks(batch) if results is None else results
-        done = asyncio.run(commit(self.state, target or self.target(), self.cluster.connect, parts, batch, fails=True))
+        into = target or self.target()
+        given = {"fails": True, "fails_on_change": changed}
+        done = asyncio.run(commit(self.state, into, self.cluster.connect, parts, batch, **given))
         self.committed = batch
         return done
 
@@ -139,7 +144,9 @@ def test_a_commit_stopped_before_any_write_leaves_no_doubled_and_no_lost_bad_row
         spark.begin_again()
         seen = spark.shown()
         assert all(seen.count(row) == 1 for row in seen)
-        spark.write_all(again=1)
+        done = spark.state.done()
+        is_latest = spark.state.plan() is None and done is not None and done.batch == spark.committed
+        spark.write_all(again=1 if is_latest else 0)
         assert spark.shown() == BAD_ROWS, step
         assert [command for _, command in spark.cluster.executed] == COMMANDS
         step += 1
@@ -155,7 +162,12 @@ def test_a_batch_that_runs_again_keeps_the_bad_rows_that_were_planned(side: str)
     assert spark.shown() == []
     setattr(spark.cluster, side, None)
     spark.names += spark.names % 2
-    spark.write(0, spark.tasks(0, [["other", ["mul", 1000]]]))
+    others: list[list[list[Any]]] = [[["other", ["mul", 1000]]], [[["add", 1], "one"], [["mul", 2]], ["two"]]]
+    for other in others:
+        with pytest.raises(RowsChanged):
+            spark.write(0, spark.tasks(0, other))
+        spark.names += spark.names % 2
+    spark.write(0, spark.tasks(0, [["other", ["mul", 1000]]]), changed=False)
     spark.write_all()
 
     assert spark.shown() == BAD_ROWS
@@ -201,7 +213,7 @@ def test_a_batch_planned_with_a_table_is_not_ended_without_it() -> None:
         spark.write(0)
 
     with pytest.raises(OptionRefused, match="badRowsLocation: batch 0 is planned with bad rows"):
-        spark.write(0, target=Target("c" * 32, "sink"))
+        spark.write(0, target=Target("c" * 32, "sink", None, True))
     spark.write_all()
     assert spark.shown() == BAD_ROWS
 
