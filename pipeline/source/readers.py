@@ -73,8 +73,8 @@ class LogReader(DataSourceReader):
         return [InputPartition(each) for each in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition. Spark replaces an empty list of partitions with one None, which has no rows."""
-        if isinstance(partition, InputPartition):
+        """The rows of one partition. Spark replaces an empty list of partitions with one of None, which has no rows."""
+        if partition.value is not None:
             yield from read_partition(self._options, self._schema, partition.value)
 
 
@@ -185,7 +185,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
-        if isinstance(partition, InputPartition):
+        if partition.value is not None:
             yield from read_partition(self._options, self._schema, partition.value)
 
     def stop(self) -> None:
