@@ -30,8 +30,6 @@ ATTEMPT_TIMEOUT_S = 5.0
 
 It doubles each time: to compute the answer may take longer.
 """
-SILENT_FOR_S = 5.0
-"""For how long a node that did not answer in its time is not asked together with the others."""
 GRACE_S = 0.25
 """How long after the first answer a node may answer to count as one that does; longer if the first one took longer.
 
@@ -99,8 +97,7 @@ class Nodes:
         self._reading_credentials = threading.Lock()
         self._connections: dict[str, NodeConnection] = {}
         self._is_closed = False
-        self._silent: dict[str, float] = {}
-        """Until when a silent node is not asked together with the others."""
+        self._silent: set[str] = set()
         self._asking: set[str] = set()
         """The nodes that a thread waits for."""
 
@@ -142,18 +139,23 @@ class Nodes:
     def every(self, path: str, what: str, *, patient: bool) -> dict[str, dict[str, object]]:
         """The documents of the nodes that answer, by server, at least one. All are asked at once.
 
-        If `patient`, each node has its time to answer, unless it let that pass a moment ago. Otherwise, those that are
-        not silent have GRACE_S after the first answer, and are silent if they let it pass; silent ones are not awaited.
+        If `patient`, each node has ATTEMPT_TIMEOUT_S to answer. Otherwise, those that are not silent have GRACE_S after
+        the first answer, and are silent if they let it pass; silent ones are not awaited.
 
         Raises:
             ClusterUnavailable: no node answered in time.
         """
+        found = self._at_once(path, patient=patient)
+        if not found:  # It reports why.
+            found = self.first(path, what, lambda answer: {answer.server: document_of(answer)})
+            if patient:  # One node is back after an outage of all, and others may be, with older records.
+                found |= self._at_once(path, patient=True)
+        return {server: found[server] for server in self.servers if server in found}
+
+    def _at_once(self, path: str, *, patient: bool) -> dict[str, dict[str, object]]:
+        """What `every` returns, but nothing if no node answered."""
         began = time.monotonic()
-        asked = [
-            server
-            for server in self.servers
-            if self._silent.get(server, 0.0) <= began and (patient or server not in self._asking)
-        ]
+        asked = [server for server in self.servers if patient or server not in self._asking]
         awaited = {server for server in asked if patient or not self.is_silent(server)}
         answers: SimpleQueue[tuple[str, dict[str, object] | Exception]] = SimpleQueue()
         deadline = until = began + self._timeout_s
@@ -175,11 +177,8 @@ class Nodes:
                     until = min(deadline, now + max(GRACE_S, now - began))
             elif not isinstance(answer, TryNext):
                 raise answer
-        for server in missing:
-            self._silent.setdefault(server, 0.0)
-        if not found:  # It reports why.
-            return self.first(path, what, lambda answer: {answer.server: document_of(answer)})
-        return {server: found[server] for server in self.servers if server in found}
+        self._silent |= missing
+        return found
 
     def _put_answer(
         self,
@@ -243,11 +242,11 @@ class Nodes:
                 self._renewed(shown)  # The next attempt uses what is there by then.
                 raise TryNext(why) from None
             if fresh or isinstance(error, TimeoutError):
-                self._silent[server] = time.monotonic() + SILENT_FOR_S
+                self._silent.add(server)
                 raise (_Late if isinstance(error, TimeoutError) else TryNext)(_reason(error)) from error
             # The node may have closed the idle connection.
             return self._ask_as(shown, server, path, accept, deadline, patience_s)
-        self._silent.pop(server, None)
+        self._silent.discard(server)
         return answer
 
     def _send(self, server: str, connection: NodeConnection, path: str, accept: str, shown: Shown) -> Answer:

@@ -23,7 +23,12 @@ Answers = Mapping[str, Told | Callable[[dict[str, int]], Told]]
 
 @contextmanager
 def serving(
-    answers: Answers, *, tls: ssl.SSLContext | None = None, tokens: Collection[str] = (), doubles: bool = False
+    answers: Answers,
+    *,
+    tls: ssl.SSLContext | None = None,
+    tokens: Collection[str] = (),
+    doubles: bool = False,
+    port: int = 0,
 ) -> Generator[str]:
     """A server that answers each path, always the same or by the query's numbers; its address.
 
@@ -59,7 +64,7 @@ def serving(
             if tls is None:
                 super().handle_error(request, client_address)
 
-    server = Server(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", port), Handler)
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))

@@ -327,7 +327,6 @@ def test_a_node_that_goes_silent_right_after_its_first_page_is_given_up_for_anot
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quire.pipeline.origin.nodes, "ATTEMPT_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(quire.pipeline.origin.nodes, "SILENT_FOR_S", 3600.0)
     raw, over = raw_frames(tmp_path), threading.Event()
     asked: list[str] = []
 

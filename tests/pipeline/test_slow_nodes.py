@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from quire.log.frames import walk_headers
 from quire.log.packing import Skimmer
 from quire.pipeline.errors import ClusterUnavailable, ForeignLog, RecordsLost
 from quire.pipeline.origin.cluster import ClusterLog
+from quire.pipeline.origin.nodes import Nodes
 from quire.pipeline.origin.origin import Stretch
 from quire.pipeline.source.offsets import Offset
 from quire.pipeline.source.options import SourceOptions
@@ -168,6 +170,85 @@ def test_records_that_only_a_slow_node_still_holds_are_not_lost(tmp_path: Path) 
             with pytest.raises(RecordsLost, match=r"\[40, 60\)"):
                 stream.latestOffset(start, stream.getDefaultReadLimit())
             stream.stop()
+
+
+class Outage:
+    """Nodes that refuse every connection until they are all up."""
+
+    def __init__(self, *nodes: dict[str, Any]) -> None:
+        self._nodes, self._up = nodes, threading.Event()
+        self._held = [socket.socket() for _ in nodes]
+        for each in self._held:
+            each.bind(("127.0.0.1", 0))  # Nobody listens, so a connection is refused.
+        self._ports = [each.getsockname()[1] for each in self._held]
+        self.servers = [f"127.0.0.1:{port}" for port in self._ports]
+
+    @contextmanager
+    def over(self) -> Generator[None]:
+        """All nodes are up; none answers before the last one is."""
+        with ExitStack() as serve:
+            for answers, port, held in zip(self._nodes, self._ports, self._held, strict=True):
+                held.close()
+                serve.enter_context(serving({path: self._waiting(told) for path, told in answers.items()}, port=port))
+            self._up.set()
+            yield
+
+    def _waiting(self, told: Told | Callable[[dict[str, int]], Told]) -> Callable[[dict[str, int]], Told]:
+        def answer(query: dict[str, int]) -> Told:
+            self._up.wait()
+            return told(query) if callable(told) else told
+
+        return answer
+
+
+def after(outage: Outage, nodes: Nodes, work: Callable[[], Any]) -> Any:
+    """What `work` returns, which begins while all nodes are down."""
+    done: Future[Any] = Future()
+    thread = threading.Thread(target=lambda: done.set_result(work()), daemon=True)
+    thread.start()
+    while not all(nodes.is_silent(server) for server in outage.servers):
+        assert thread.is_alive()
+    with outage.over():
+        return done.result(DEADLINE_S)
+
+
+def test_a_stream_that_starts_in_an_outage_begins_where_the_log_of_any_node_begins(tmp_path: Path) -> None:
+    raw = raw_frames(tmp_path)
+    late, early = answers_of(records=pages(raw, lowest=50), lowest=50), answers_of(records=pages(raw))
+    outage = Outage(late, early)
+    late["/status"] = early["/status"] = members(*outage.servers, leader=1)
+    stream = stream_of(",".join(outage.servers), startingOffsets="earliest")
+    nodes: Nodes = vars(stream._opened())["_nodes"]
+    end = after(outage, nodes, lambda: stream.latestOffset(stream.initialOffset(), stream.getDefaultReadLimit()))
+    stream.stop()
+
+    assert Offset.from_document(end)._replace(crc32c=None) == Offset(CLUSTER.hex(), HIGHEST, began=0)
+
+
+def test_a_patient_call_in_an_outage_asks_all_nodes_once_one_is_up() -> None:
+    outage = Outage(answers_of(lowest=50), answers_of())
+    with closing(Nodes(outage.servers, 4 * DEADLINE_S)) as nodes:
+        found = after(outage, nodes, lambda: nodes.every("/index_bounds", "its bounds", patient=True))
+
+    assert {server: each["lowest_index"] for server, each in found.items()} == dict(
+        zip(outage.servers, (50, 0), strict=True)
+    )
+
+
+def test_a_node_that_was_late_a_moment_ago_has_its_time_in_a_patient_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        hung(answers_of()) as (late, node),
+        serving(answers_of(lowest=50)) as other,
+        closing(Nodes([late, other], 4 * DEADLINE_S)) as nodes,
+    ):
+        monkeypatch.setattr(quire.pipeline.origin.nodes, "ATTEMPT_TIMEOUT_S", 0.2)
+        nodes.every("/index_bounds", "its bounds", patient=True)
+        assert nodes.is_silent(late)
+        monkeypatch.setattr(quire.pipeline.origin.nodes, "ATTEMPT_TIMEOUT_S", 2 * DEADLINE_S)
+        node.woken.set()
+        found = within_deadline(lambda: nodes.every("/index_bounds", "its bounds", patient=True))
+
+    assert list(found) == [late, other]
 
 
 def uneven(path: Path) -> bytes:
