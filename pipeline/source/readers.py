@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from quire.log.packing import Skimmer
 
-from ..errors import CheckpointAhead, ForeignLog, LogRewritten, OptionRefused, RecordsLost
+from ..errors import CheckpointAhead, ClusterUnavailable, ForeignLog, LogRewritten, OptionRefused, RecordsLost
 from ..origin.columns import HEADER_COLUMNS, batches_of
 from ..origin.origin import Bounds, Origin
 from ..origin.rows import Rows
@@ -111,13 +111,14 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ForeignLog, OffsetInvalid: the checkpoint is of another log.
             RecordsLost: the next records have expired.
             CheckpointAhead: the log ends before `start`.
+            ClusterUnavailable: no node has what the trigger AvailableNow is to read.
             OptionRefused: the query would begin at a place that is not there; see `starting_index`.
         """
         origin, offset = self._checked(start)
         from_index, began = offset.index, None
         if from_index is None:
             from_index = began = starting_index(self._options, origin, origin.bounds())
-        bounds = self._bounds_past(origin, from_index, from_index)
+        bounds = self._bounds_to_read(origin, from_index)
         start_index = held_index(self._options, origin, bounds, from_index, bounds.highest_index)
         end = self._limited(origin, start_index, max(from_index, self._end(origin, bounds)), limit)
         self._planned_to = end
@@ -198,17 +199,35 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._origin = open_origin(self._options)
         return self._origin
 
+    def _bounds_to_read(self, origin: Origin, from_index: int) -> Bounds:
+        """The log's bounds, once they include what the trigger AvailableNow is to read: Spark takes a batch that ends
+        where it starts for the end of the query.
+        """
+        wanted = from_index if self._target is None else self._target
+        if isinstance(self._options.endingOffsets, int):
+            wanted = min(wanted, self._options.endingOffsets)
+        try:
+            return self._bounds_past(origin, from_index, max(from_index, wanted))
+        except CheckpointAhead as ahead:
+            if ahead.highest_index < from_index:
+                raise
+            reasons = {origin.name: f"its log ends at {ahead.highest_index}"}
+            what = f"the records up to index {wanted}, where this query ends,"
+            raise ClusterUnavailable(what, self._options.fetchTimeoutMs / 1000, reasons) from None
+
     def _bounds_past(self, origin: Origin, from_index: int, index: int) -> Bounds:
         """The log's bounds, once they include an index that the stream has already seen.
 
-        If the node that served the index has died, another node may learn only a moment later that it is committed. No
-        trigger waits for a node that is slow, unless `from_index` has expired on all others.
+        If the node that served the index has died, another may learn only a moment later that it is committed. No
+        trigger waits for a node that is slow, unless all others end before `index`, or `from_index` has expired there.
         """
         deadline = time.monotonic() + self._options.fetchTimeoutMs / 1000
-        while (bounds := origin.bounds(quick=True)).highest_index < index:
+        bounds = origin.bounds(quick=True)
+        while bounds.highest_index < index:
             if time.monotonic() > deadline:
                 raise CheckpointAhead(origin.name, index, bounds.highest_index)
             time.sleep(LOG_POLL_S)
+            bounds = origin.bounds()
         return bounds if bounds.lowest_index <= from_index else origin.bounds()
 
     def _checked(self, start: dict[str, object]) -> tuple[Origin, Offset]:

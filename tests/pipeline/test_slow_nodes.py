@@ -251,6 +251,49 @@ def test_a_node_that_was_late_a_moment_ago_has_its_time_in_a_patient_call(monkey
     assert list(found) == [late, other]
 
 
+def test_a_query_of_available_now_does_not_end_before_the_end_that_it_fixed(tmp_path: Path) -> None:
+    """Only the leader has it, and is late in a trigger."""
+    raw = raw_frames(tmp_path)
+    told = answers_of(records=pages(raw))
+    with hung(told) as (leader, node), serving(answers := answers_of(records=pages(raw), highest=60)) as other:
+        answers["/status"] = told["/status"] = members(leader, other, leader=0)
+        node.woken.set()
+        stream = stream_of(f"{leader},{other}", endingOffsets="90")
+        stream.prepareForTriggerAvailableNow()
+        node.woken.clear()
+        start = Offset(CLUSTER.hex(), 60).to_document()
+        found: list[object] = []
+
+        def trigger() -> None:
+            found.append(stream.latestOffset(start, stream.getDefaultReadLimit()))
+
+        thread = threading.Thread(target=trigger)
+        thread.start()
+        while node.asked.count("/index_bounds") < 3:
+            assert thread.is_alive()
+        assert found == []
+        node.woken.set()
+        thread.join(DEADLINE_S)
+        assert [Offset.from_document(each).index for each in found] == [90]
+
+        answers["/index_bounds"] = bounds(0, 90)
+        node.woken.clear()
+        end = within_deadline(lambda: stream.latestOffset(found[0], stream.getDefaultReadLimit()))
+        assert end == found[0]
+        stream.stop()
+
+
+def test_a_query_of_available_now_whose_end_no_node_reaches_fails(tmp_path: Path) -> None:
+    with serving(answers := answers_of(records=pages(raw_frames(tmp_path)))) as server:
+        stream = stream_of(server, fetchTimeoutMs="100")
+        stream.prepareForTriggerAvailableNow()
+        answers["/index_bounds"] = bounds(0, 60)
+        start = Offset(CLUSTER.hex(), 60).to_document()
+        with pytest.raises(ClusterUnavailable, match=r"up to index 100, where this query ends, .* ends at 60"):
+            stream.latestOffset(start, stream.getDefaultReadLimit())
+        stream.stop()
+
+
 def uneven(path: Path) -> bytes:
     """Frames of one large record each, then frames of one tiny record each, as a node sends them."""
     options = LogOptions(segment_bytes=64 << 20, reserve_bytes=0)
