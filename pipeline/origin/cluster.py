@@ -112,22 +112,25 @@ class ClusterLog:
         known = self.cluster_id()
         if time.monotonic() >= self._learn_again_at:
             self._learn(known)  # A stream runs for months: members and leaders change.
-        answers = self._nodes.every("/index_bounds", "its bounds", patient=not quick)
-        pairs: list[tuple[int, int]] = []
+        ranges = _not_empty(self._ranges("/index_bounds", patient=not quick))
+        if not ranges:
+            reasons = {self.name: "no answer has bounds"}
+            raise ClusterUnavailable("its bounds", self._timeout_s, reasons)
+        return Bounds(min(low for low, _ in ranges), max(high for _, high in ranges))
+
+    def _ranges(self, path: str, *, patient: bool) -> list[tuple[int, int]]:
+        """The ranges of the nodes that answer: of what they know to be committed, or, by `/status`, of their logs."""
+        answers = self._nodes.every(path, "its bounds", patient=patient)
+        ranges: list[tuple[int, int]] = []
         for server, document in answers.items():
             match document:
                 case {"lowest_index": int(low), "highest_index": int(high)}:
                     with suppress(TryNext):
                         self._check_server(server)
-                        pairs.append((low, high))
+                        ranges.append((low, high))
                 case _:
                     pass
-        if not pairs:
-            reasons = dict.fromkeys(answers, "its answer has no bounds")
-            raise ClusterUnavailable("its bounds", self._timeout_s, reasons)
-        # A member with an empty disk answers 0 and 0 until it installs a snapshot: ignore nodes without records.
-        holding = [(low, high) for low, high in pairs if low < high] or pairs
-        return Bounds(min(low for low, _ in holding), max(high for _, high in holding))
+        return ranges
 
     def index_at(self, timestamp: int, bounds: Bounds) -> int:
         low, high = bounds
@@ -216,11 +219,19 @@ class ClusterLog:
         try:
             return self._nodes.first(path, what, checked, accept)
         except Gone as error:
-            lowest = self.bounds().lowest_index
+            lowest = self._lowest_after(index)
             if lowest <= index:  # Some node claims to have it: the end of the lost range is unknown.
                 reason = f"{error}, although the log starts at index {lowest}"
                 raise ClusterUnavailable(what, self._timeout_s, {self.name: reason}) from error
             raise RecordsLost(self.name, index, min(lowest, to_index), str(error)) from error
+
+    def _lowest_after(self, index: int) -> int:
+        """The lowest index of the nodes that have later records than `index`; `index`, if none has.
+
+        A node that ends before does not have it, unless it does not know yet that it is committed, as after a restart.
+        """
+        ranges = self._ranges("/index_bounds", patient=True) + self._ranges("/status", patient=True)
+        return min((low for low, high in _not_empty(ranges) if index < high), default=index)
 
     def _check_server(self, server: str) -> None:
         """Check a server's cluster id once: frames do not carry it. Raises TryNext: it does not answer."""
@@ -253,6 +264,11 @@ def _verified(
     if tail is None or not gathering.frames:
         raise TryNext(f"it has not reached index {index} yet")
     return gathering, tail
+
+
+def _not_empty(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges without those of members with an empty disk, which say 0 and 0 until they install a snapshot; or all."""
+    return [(low, high) for low, high in ranges if low < high] or ranges
 
 
 def id_of(status: Mapping[str, object]) -> object:

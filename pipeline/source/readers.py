@@ -139,7 +139,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         elif isinstance(limit, ReadMaxBytes):
             max_bytes = limit.max_bytes
         if max_bytes is not None and start < end:
-            end = origin.index_within_bytes(start, end, max_bytes)
+            try:
+                end = origin.index_within_bytes(start, end, max_bytes)
+            except RecordsLost as lost:
+                if self._options.failOnDataLoss:
+                    raise
+                end = lost.to_index  # The batch's task skips them.
         return end
 
     def reportLatestOffset(self) -> dict[str, object]:  # noqa: N802

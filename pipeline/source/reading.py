@@ -177,9 +177,20 @@ def held_stretches(
 ) -> list[Stretch]:
     """The origin's stretches, without those in a recorded gap of an archive if failOnDataLoss is false.
 
+    What nodes have lost between other records is a stretch then, too: its task looks for it once more, and skips it.
+
     Raises:
-        RecordsLost: a gap is among the records.
+        RecordsLost: a gap is among the records, or they are lost.
     """
+    if from_index >= to_index:
+        return []
     bounds = Bounds(from_index, to_index)
-    found = origin.stretches(from_index, to_index, least)
+    try:
+        found = origin.stretches(from_index, to_index, least)
+    except RecordsLost as lost:
+        if options.failOnDataLoss:
+            raise
+        before = held_stretches(options, origin, from_index, lost.from_index, least)
+        after = held_stretches(options, origin, lost.to_index, to_index, least)
+        return [*before, Stretch(lost.from_index, lost.to_index, None), *after]
     return [each for each in found if held_index(options, origin, bounds, each.from_index, to_index) == each.from_index]

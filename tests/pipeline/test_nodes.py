@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from pyspark.sql.types import LongType, StructType
 import quire.pipeline.origin.cluster
 import quire.pipeline.origin.nodes
 from quire.log import Log
+from quire.log.frames import walk_headers
 from quire.log.packing import Skimmer
 from quire.pipeline.errors import ClusterUnavailable, ForeignLog, OptionRefused, RecordsLost
 from quire.pipeline.origin.access import NodeConnection
@@ -218,6 +220,58 @@ def test_what_a_node_says_to_hold_is_not_lost_though_none_gives_it(tmp_path: Pat
         partition = LogPartition(Stretch(3, 97, None), CLUSTER.hex(), (server,))
         with pytest.raises(ClusterUnavailable, match=r"index 3 on .*it has expired, although .* starts at index 0"):
             shown(server, partition, failOnDataLoss="false")
+
+
+def ends_at(index: int, raw: bytes) -> dict[str, Any]:
+    """A node that has not heard of the records from an index on."""
+    size = sum(header.size for _, header in walk_headers(raw) if header.next_index <= index)
+    answer = pages(raw[:size])
+
+    def told(query: dict[str, int]) -> Told:
+        return answer(query) if query["from"] < index else (404, b'{"detail": "it is not committed here"}')
+
+    return answers_of(records=told, highest=index)
+
+
+@pytest.mark.parametrize("more", [{}, {"maxBytesPerTrigger": "1000"}])
+@pytest.mark.parametrize(("start", "expected"), [(30, range(50, HIGHEST)), (10, [*range(10, 20), *range(50, HIGHEST)])])
+def test_what_expired_on_all_nodes_but_one_that_ends_before_it_is_lost(
+    tmp_path: Path, start: int, expected: Sequence[int], more: dict[str, str]
+) -> None:
+    raw = raw_frames(tmp_path)
+    with (
+        serving(behind := ends_at(20, raw)) as old,
+        serving(answers_of(records=pages(raw, lowest=50), lowest=50)) as other,
+    ):
+        behind["/status"] = members(old, other, leader=1)
+        given = {"bootstrap": f"{old},{other}", "fetchTimeoutMs": "300"} | more
+        with pytest.raises(RecordsLost, match=rf"records \[{max(20, start)}, 50\) of"):
+            streamed(start, given)
+        assert streamed(start, given | {"failOnDataLoss": "false"}) == list(expected)
+
+
+def test_what_a_node_has_in_its_log_but_does_not_know_to_be_committed_is_not_lost(tmp_path: Path) -> None:
+    raw = raw_frames(tmp_path)
+    with (
+        serving(restarted := ends_at(20, raw)) as node,
+        serving(answers_of(records=pages(raw, lowest=50), lowest=50)) as other,
+    ):
+        status = json.loads(members(node, other, leader=1)[1]) | {"lowest_index": 0, "highest_index": HIGHEST}
+        restarted["/status"] = 200, json.dumps(status).encode()
+        given = {"bootstrap": f"{node},{other}", "fetchTimeoutMs": "300", "failOnDataLoss": "false"}
+        with pytest.raises(ClusterUnavailable, match="it has expired, although the log starts at index 0"):
+            streamed(30, given)
+
+
+def streamed(start: int, given: dict[str, str]) -> list[int]:
+    """The indices that a stream delivers from an index on, batch by batch."""
+    stream = LogStreamReader(SourceOptions.parse(given, streaming=True), StructType().add("index", LongType()))
+    before, found = Offset(CLUSTER.hex(), start).to_document(), list[int]()
+    with closing(stream._opened()):
+        while (end := stream.latestOffset(before, stream.getDefaultReadLimit())) != before:
+            found += [index for each in stream.partitions(before, end) for index in indices(stream, each)]
+            before = end
+    return found
 
 
 def shown(server: str, partition: LogPartition, **options: str) -> list[int]:

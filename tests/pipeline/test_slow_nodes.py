@@ -262,7 +262,7 @@ def test_a_query_of_available_now_does_not_end_before_the_end_that_it_fixed(tmp_
         stream.prepareForTriggerAvailableNow()
         node.woken.clear()
         start = Offset(CLUSTER.hex(), 60).to_document()
-        found: list[object] = []
+        found: list[dict[str, object]] = []
 
         def trigger() -> None:
             found.append(stream.latestOffset(start, stream.getDefaultReadLimit()))
