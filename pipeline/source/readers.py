@@ -171,6 +171,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ForeignLog, OffsetInvalid: the checkpoint is of another log.
             RecordsLost: records of the batch have expired.
             CheckpointAhead: the log ends before `end`.
+            OptionRefused: an earlier version planned it as a query's first, and the options say that it begins later.
         """
         # Of the first batch only the end is in the checkpoint, so it is the end that must be of this log.
         _, offset = self._checked(start)
@@ -179,8 +180,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if to_index is None:
             raise OffsetInvalid(end)
         from_index = until.began if offset.index is None else offset.index
-        if from_index is None:  # An earlier version planned this first batch.
-            from_index = starting_index(self._options, origin, origin.bounds())
+        if from_index is None:
+            from_index = self._begun_earlier(origin, to_index)
         bounds = self._bounds_past(origin, from_index, to_index)
         from_index = held_index(self._options, origin, bounds, from_index, to_index)
         stretches = held_stretches(self._options, origin, from_index, to_index, self._options.minPartitions)
@@ -188,6 +189,28 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if planned and from_index == offset.index:  # Otherwise the next records after the last one read have expired.
             planned[0] = planned[0]._replace(follows=offset.crc32c)
         return [InputPartition(each) for each in planned]
+
+    def _begun_earlier(self, origin: Origin, to_index: int) -> int:
+        """Where a first batch begins that an earlier version planned: where the options say, as it would have.
+
+        Raises:
+            OptionRefused: that is not before the batch's end, so its records would be skipped.
+        """
+        index = starting_index(self._options, origin, origin.bounds())
+        is_named = index == self._options.startingOffsets
+        if index > to_index or (index == to_index and not is_named):
+            reason = (
+                f"the first batch in the checkpoint, of an earlier version, ends at index {to_index}, and where it began "
+                f"is not kept; it would begin at index {index} now, and its records would be skipped: "
+                'set startingOffsets={"index": n} to where it began, until it is done'
+            )
+            raise OptionRefused("startingOffsets", reason)
+        _journal.warning(
+            "the checkpoint is of an earlier version and does not hold where its first batch began; "
+            "it begins at index %d, where the options say",
+            index,
+        )
+        return index
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""

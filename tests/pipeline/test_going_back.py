@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, StructType
 
-from quire.pipeline.errors import CheckpointAhead, ForeignLog, LogRewritten, RecordsLost
+from quire.pipeline.errors import CheckpointAhead, ForeignLog, LogRewritten, OptionRefused, RecordsLost
 from quire.pipeline.origin.nodes import CURSOR_UNKNOWN
 from quire.pipeline.source.offsets import Offset, OffsetInvalid
 from quire.pipeline.source.options import SourceOptions
@@ -128,6 +128,29 @@ def test_a_first_batch_that_an_earlier_version_planned_is_run_as_it_would_run_it
     assert run(end, path=log, startingOffsets=70) == list(range(70, 80))
     with pytest.raises(OffsetInvalid):
         run(Offset(CLUSTER.hex(), None).to_document(), path=log)
+
+
+@pytest.mark.parametrize("place", ["latest", "earliest", 90])
+def test_a_first_batch_that_an_earlier_version_planned_is_refused_if_it_would_begin_at_its_end(
+    log: Path, place: str | int
+) -> None:
+    """At its end as well: without records it would be over in silence."""
+    lowest = expire(log, RECORDS // 2)
+    to_index = RECORDS if place == "latest" else lowest
+    for each in (to_index, to_index - 5):
+        end = Offset(CLUSTER.hex(), each).to_document()
+        with pytest.raises(OptionRefused, match=rf'ends at index {each}, .* set startingOffsets={{"index": n}}'):
+            run(end, path=log, startingOffsets=place)
+
+
+def test_a_first_batch_that_an_earlier_version_planned_says_where_it_begins(
+    log: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert run(Offset(CLUSTER.hex(), 80).to_document(), path=log, startingOffsets=80) == []  # The user's own word.
+        assert run(Offset(CLUSTER.hex(), 80).to_document(), path=log) == list(range(80))
+    assert "does not hold where its first batch began; it begins at index 80" in caplog.text
+    assert "does not hold where its first batch began; it begins at index 0" in caplog.text
 
 
 def test_a_first_batch_of_the_log_of_another_cluster_is_refused(log: Path, tmp_path: Path) -> None:
