@@ -19,7 +19,7 @@ from ..pieces import Progress, absolute, absolute_path, no_progress, refuse_rang
 from ..source.options import SourceOptions
 from ..source.reading import LogPartition, open_origin, origin_of
 from .appender import ArchiveAppender, open_archive
-from .log import recorded_gaps
+from .log import GAP_ADVICE, recorded_gaps
 from .manifest import is_archive
 from .snapshots import copy_genesis, copy_snapshots
 from .writer import Written, write_stretch
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from .hold import LogHold
-
-
-GAP_ADVICE = "; to record the gap in the archive and continue after it, archive with --accept-gap (accept_gap=True)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ from .manifest import (
 )
 from .pages import pages_of
 
+GAP_ADVICE = "; to record the gap in the archive and continue after it, archive with --accept-gap (accept_gap=True)"
 LEAD = "lead"
 INDEX = "index"
 READ_COLUMNS = {INDEX: pa.int64(), LEAD: pa.binary(), "value": pa.binary()}
@@ -340,7 +341,8 @@ class JoinedLog:
         if quick and live.lowest_index > archived.highest_index:
             return self.bounds()
         if live.lowest_index > archived.highest_index:
-            raise ArchiveGap(self.archive.name, archived.highest_index, live.lowest_index)
+            advice = f"{GAP_ADVICE}; then a read with failOnDataLoss=false skips it"
+            raise ArchiveGap(self.archive.name, archived.highest_index, live.lowest_index, advice)
         return Bounds(archived.lowest_index, max(archived.highest_index, live.highest_index))
 
     def index_at(self, timestamp: int, bounds: Bounds) -> int:

@@ -382,7 +382,7 @@ def test_a_log_that_begins_behind_the_archive_s_end_is_a_gap_with_its_range(tmp_
     grow(log, 40, 200)
     lowest = expire(log, 150)
 
-    with pytest.raises(ArchiveGap) as raised:
+    with pytest.raises(ArchiveGap, match=r"--accept-gap.*failOnDataLoss=false") as raised:
         JoinedLog(files, DataDirLog(str(log))).bounds()
     assert (raised.value.from_index, raised.value.to_index) == (40, lowest)
 
