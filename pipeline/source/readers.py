@@ -200,8 +200,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         is_named = index == self._options.startingOffsets
         if index > to_index or (index == to_index and not is_named):
             reason = (
-                f"the first batch in the checkpoint, of an earlier version, ends at index {to_index}, and where it began "
-                f"is not kept; it would begin at index {index} now, and its records would be skipped: "
+                f"the first batch in the checkpoint, of an earlier version, ends at index {to_index}, and where it "
+                f"began is not kept; it would begin at index {index} now, and its records would be skipped: "
                 'set startingOffsets={"index": n} to where it began, until it is done'
             )
             raise OptionRefused("startingOffsets", reason)
