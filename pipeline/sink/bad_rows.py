@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from typing import NamedTuple
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -145,7 +146,8 @@ class BadRowsFolder:
         """Make these files the bad rows of a batch, in place of any others; durable on return.
 
         Raises:
-            SpoolDamaged: a file is not the one that its task wrote, and it was not published before.
+            SpoolDamaged: a file is not the one that its task wrote, and it was not published before. Readers
+                see what they saw.
         """
         name = f"batch={batch}"
         if not files and name not in self._location.list():
@@ -153,20 +155,24 @@ class BadRowsFolder:
         own, folder = self._location.child(OWN_FOLDER), self._location.child(name)
         self._location.sync()
         wanted = {f"part-{file.partition:05d}.parquet": file for file in files}
-        for other in set(folder.list()) - wanted.keys():
-            folder.remove(other)
+        halves: dict[str, str] = {}
         for target, file in sorted(wanted.items()):
             if _is_in(folder, target, file):
                 continue
             pieces = _pieces(own, file)
-            half = f"{_HALF}{file.name}"
-            with closing(folder.create(half)) as storage:
+            halves[target] = f"{_HALF}{uuid4().hex}"
+            with closing(folder.create(halves[target])) as storage:
                 position = 0
                 for piece in pieces:
                     storage.write_at(position, piece)
                     position += len(piece)
                 storage.sync()
+        # Readers see nothing change until all files are verified and copied.
+        for target, half in halves.items():
             folder.rename(half, target)
+        folder.sync()
+        for other in set(folder.list()) - wanted.keys():
+            folder.remove(other)
         folder.sync()
 
     def names(self) -> list[str]:

@@ -6,6 +6,7 @@
     open the session: this fences the previous holder, and the session's last sequence says what is executed
     a plan? ─► use its first sequence and its spools; else plan these tasks' spools from the next sequence on, durably
     send what is not executed, in order; ask again for the replies that the session still keeps
+    check that the session is still this driver's, even if nothing was sent
     mark the batch as done, durably; remove what is no longer needed
 
 `pipeline/DESIGN.md` says what a crash leaves at each step, and how the next attempt continues.
@@ -22,7 +23,16 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
-from quire.cluster.client import BatchReply, NotFound, ReplyGone, ResultsCut, Session, SessionError, SessionStatus
+from quire.cluster.client import (
+    BatchReply,
+    NotFound,
+    ReplyGone,
+    ResultsCut,
+    Session,
+    SessionError,
+    SessionFenced,
+    SessionStatus,
+)
 
 from ..errors import OptionRefused
 from .bad_rows import BadFile, BadRowsFolder
@@ -268,6 +278,7 @@ async def _delivered(
         state.hold(opened.session.id)
         sender = _Sender(state, plan, client, opened.session, one_by_one=one_by_one)
         refusals = await sender.send(ask_again=ask_again)
+        await _check_hold(client, opened.session)
         if target.bad_rows is not None:
             target.bad_rows.publish(plan.batch, [BadFile(*file) for file in plan.bad_files])
         done = Done(
@@ -282,11 +293,18 @@ async def _delivered(
             plan.first_bad,
         )
         state.finish(done)
-    if plan.commands:  # Otherwise nothing has shown that this driver still holds the session.
-        state.clean(listed, plan)
-        if target.bad_rows is not None:
-            target.bad_rows.discard({*bad_listed, *(file[0] for file in plan.bad_files)})
+    state.clean(listed, plan)
+    if target.bad_rows is not None:
+        target.bad_rows.discard({*bad_listed, *(file[0] for file in plan.bad_files)})
     return done
+
+
+async def _check_hold(client: SessionClient, session: Session) -> None:
+    """Raise SessionFenced if another driver holds the session now, which shows by itself only if there is a command to
+    send. The other driver's bad rows, done batch and files are left alone then.
+    """
+    if not await _is_open(client, session.id):
+        raise SessionFenced("SESSION_FENCED", f"another client has opened session {session.name}, or it was closed")
 
 
 def _check_table(target: Target, plan: Plan) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from io import BytesIO
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from quire.log import pack
+from quire.cluster.client import SessionFenced
+from quire.log import Directory, pack
 from quire.log.simulated.faulty import Disk, Keep, PowerLoss
 from quire.pipeline.errors import OptionRefused
 from quire.pipeline.sink.bad_rows import BAD, BadRowsFolder, BadRowsWriter
@@ -19,7 +21,7 @@ from quire.pipeline.sink.commit import Target, TaskResult, commit
 from quire.pipeline.sink.errors import RowRefused, RowsChanged, RowsRefused, SpoolDamaged
 from quire.pipeline.sink.options import SinkOptions
 from quire.pipeline.sink.spool import SpoolWriter
-from quire.pipeline.sink.state import SPOOL, Done, SinkState
+from quire.pipeline.sink.state import SPOOL, Done, Plan, SinkState
 from tests.pipeline.fake_cluster import Cut, FakeCluster
 
 GIVEN = {"bootstrap": "127.0.0.1:7001", "checkpointlocation": "/checkpoint"}
@@ -216,6 +218,55 @@ def test_a_batch_planned_with_a_table_is_not_ended_without_it() -> None:
         spark.write(0, target=Target("c" * 32, "sink", None, True))
     spark.write_all()
     assert spark.shown() == BAD_ROWS
+
+
+class LateState(SinkState):
+    """Of a driver that stands still before it writes its plan, while others do what they do."""
+
+    def __init__(self, directory: Directory, meanwhile: Callable[[], object]) -> None:
+        super().__init__(directory)
+        self._meanwhile = meanwhile
+
+    def write_plan(self, plan: Plan) -> None:
+        with ThreadPoolExecutor(1) as others:  # They have an event loop of their own.
+            others.submit(self._meanwhile).result()
+        super().write_plan(plan)
+
+
+@pytest.mark.parametrize("others", [1, 2])
+def test_a_late_driver_without_a_command_leaves_the_bad_rows_of_the_next_driver(others: int) -> None:
+    spark = Spark(Disk())
+    late = spark.tasks(0, [["b1", "b2", "b3"]])
+    batches: list[list[list[Any]]] = [[["b1"], ["b2"], ["b3"]], [[["add", 1], "x"]]]
+    shown = [(0, "b1"), (0, "b2"), (0, "b3"), (1, "x")]
+
+    def write_others() -> None:
+        for batch, rows in enumerate(batches[:others]):
+            spark.names += spark.names % 2
+            spark.write(batch, spark.tasks(batch, rows))
+
+    state = LateState(spark.state.directory, write_others)
+    with pytest.raises(SessionFenced):
+        asyncio.run(commit(state, spark.target(), spark.cluster.connect, late, 0, fails=True))
+    done = spark.state.done()
+    assert done is not None
+    assert done.batch == others - 1
+    assert spark.shown() == shown[: 2 + others]
+    spark.write(others, spark.tasks(0, [[["add", 2]]]))
+    assert spark.shown() == shown[: 2 + others]
+
+
+def test_bad_rows_that_cannot_be_published_leave_those_that_are() -> None:
+    spark = Spark(Disk())
+    spark.write(0)
+    before = spark.shown()
+    spark.names += spark.names % 2
+    files = [result.bad_file for result in spark.tasks(0, [["other"], ["others"]]) if result.bad_file is not None]
+    spark.table.child("_quire").remove(files[-1].name)
+
+    with pytest.raises(SpoolDamaged, match=f"{files[-1].name}: .* is missing"):
+        BadRowsFolder(spark.table).publish(0, files)
+    assert spark.shown() == before
 
 
 @pytest.mark.parametrize(
