@@ -205,10 +205,7 @@ async def commit(
     done = given.done(last)
     if done is None:
         if plan is None:
-            for spool in given.spools:
-                check_spool(state.directory, spool)
-            if target.bad_rows is not None:
-                target.bad_rows.check(given.bad_files)
+            _check_files(state, target, given)  # Checked again after the open; here it fences nobody.
         done = await _delivered_in_the_end(state, target, connect, given, listed)
     abandon(state, target.bad_rows, results)
     if given.differs(done):
@@ -307,6 +304,14 @@ async def _check_hold(client: SessionClient, session: Session) -> None:
         raise SessionFenced("SESSION_FENCED", f"another client has opened session {session.name}, or it was closed")
 
 
+def _check_files(state: SinkState, target: Target, batch: _Batch) -> None:
+    """Read and verify the tasks' files. Raises SpoolDamaged."""
+    for spool in batch.spools:
+        check_spool(state.directory, spool)
+    if target.bad_rows is not None:
+        target.bad_rows.check(batch.bad_files)
+
+
 def _check_table(target: Target, plan: Plan) -> None:
     """Raise OptionRefused if a batch was planned with bad rows for a table, and the table is not given now."""
     if plan.bad_files and target.bad_rows is None:
@@ -348,6 +353,7 @@ def _plan(state: SinkState, target: Target, batch: _Batch, opened: _Opened, last
             if result.largest > (most := session.message_bytes - ARRAY_HEAD_BYTES):
                 text = f"as msgpack it has {result.largest} bytes, and the cluster takes {most} (max_request_bytes)"
                 raise RowsRefused(1, [RowRefused(result.partition, result.largest_row, "TOO_LARGE", text)])
+        _check_files(state, target, batch)  # A batch that was written meanwhile has removed what its driver had listed.
         plan = Plan(
             batch.number,
             session.id,

@@ -256,6 +256,22 @@ def test_a_late_driver_without_a_command_leaves_the_bad_rows_of_the_next_driver(
     assert spark.shown() == shown[: 2 + others]
 
 
+def test_a_batch_whose_bad_rows_are_removed_while_it_opens_the_session_is_not_planned() -> None:
+    spark = Spark(Disk())
+    client, before, at_once = spark.cluster.connect(), spark.tasks(0), spark.tasks(1)
+
+    async def write_before() -> None:
+        await commit(spark.state, spark.target(), spark.cluster.connect, before, 0, fails=True)
+
+    client.opening = write_before
+    with pytest.raises(SpoolDamaged, match="a file of the batch's bad rows is missing"):
+        asyncio.run(commit(spark.state, spark.target(), lambda: client, at_once, 1, fails=True))
+    spark.committed = 0
+    spark.write_all()
+
+    assert spark.shown() == BAD_ROWS
+
+
 def test_bad_rows_that_cannot_be_published_leave_those_that_are() -> None:
     spark = Spark(Disk())
     spark.write(0)

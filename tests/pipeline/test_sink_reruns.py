@@ -187,6 +187,22 @@ async def _nothing() -> None:
     pass
 
 
+def test_a_batch_whose_spools_are_removed_while_it_opens_the_session_is_not_planned() -> None:
+    spark = Spark(SinkDisk(), FakeCluster())
+    client, before, at_once = spark.cluster.connect(), spark.tasks(0), spark.tasks(1)
+
+    async def write_before() -> None:
+        await spark.commit(0, before)
+
+    client.opening = write_before
+    with pytest.raises(SpoolDamaged, match="a spool of the batch is missing"):
+        asyncio.run(spark.commit(1, at_once, client))
+    spark.committed = 0
+    spark.write_all()
+
+    assert executed(spark) == ALL
+
+
 def test_empty_batches_in_between_do_not_hide_that_the_checkpoint_went_back() -> None:
     spark = Spark(SinkDisk(), FakeCluster())
     for batch, rows in enumerate([BATCHES[0], [], []]):
