@@ -199,7 +199,8 @@ def _pieces(folder: Directory, file: BadFile, name: str | None = None) -> list[b
     try:
         storage = folder.open(name or file.name)
     except FileNotFoundError:
-        raise SpoolDamaged(path, "a file of the batch's bad rows is missing") from None
+        reason = "a file of the batch's bad rows is missing; if badRowsLocation has changed, give the former folder"
+        raise SpoolDamaged(path, reason) from None
     with closing(storage):
         if storage.size != file.size:
             raise SpoolDamaged(path, f"has {storage.size} bytes, but {file.size} were written")

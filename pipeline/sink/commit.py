@@ -313,10 +313,15 @@ def _check_files(state: SinkState, target: Target, batch: _Batch) -> None:
 
 
 def _check_table(target: Target, plan: Plan) -> None:
-    """Raise OptionRefused if a batch was planned with bad rows for a table, and the table is not given now."""
+    """Raise OptionRefused if a batch was planned with bad rows for a table, and the table is not given now; warn if it
+    is the other way round.
+    """
     if plan.bad_files and target.bad_rows is None:
         reason = f"batch {plan.batch} is planned with bad rows for a table: give its folder to finish it"
         raise OptionRefused("badRowsLocation", reason)
+    if plan.bad_rows and not plan.bad_files and target.bad_rows is not None:
+        told = "batch %d was planned with badRows=drop: its %d rows that are not commands are not in the table"
+        _journal.warning(told, plan.batch, plan.bad_rows)
 
 
 async def _is_open(client: SessionClient, session: int | None) -> bool:
@@ -333,7 +338,8 @@ def _check_rows(target: Target, results: Sequence[TaskResult]) -> None:
     """Refuse the batch if rows are not commands, whether its other rows are planned already or not."""
     refused = sum(result.refused for result in results)
     if refused and not target.leaves_out:
-        raise RowsRefused(refused, _first_refused(results))
+        way_out = "; to leave them out, set badRows=drop or badRows=table (if the batch was planned with one, that one)"
+        raise RowsRefused(refused, _first_refused(results), way_out)
 
 
 def _first_refused(results: Sequence[TaskResult]) -> list[RowRefused]:

@@ -47,11 +47,12 @@ class WriteRefused(PipelineError):
 class RowsRefused(PipelineError):
     """Rows that are not commands; nothing of their batch was written."""
 
-    def __init__(self, count: int, rows: Sequence[RowRefused]) -> None:
+    def __init__(self, count: int, rows: Sequence[RowRefused], way_out: str = "") -> None:
         named = "; ".join(map(str, rows))
         more = f"; and {count - len(rows)} more" if count > len(rows) else ""
         super().__init__(
             f"{count} rows are not commands of the cluster's machine, so this attempt writes nothing: {named}{more}"
+            f"{way_out}"
         )
         self.count, self.rows = count, tuple(rows)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -179,7 +180,9 @@ def test_a_batch_that_runs_again_keeps_the_bad_rows_that_were_planned(side: str)
 def test_bad_rows_fail_a_batch_unless_they_may_be_left_out() -> None:
     spark = Spark(Disk())
 
-    with pytest.raises(RowsRefused, match="3 rows are not commands"):
+    with pytest.raises(
+        RowsRefused, match=r"3 rows are not commands .*; to leave them out, set badRows=drop or badRows=t"
+    ):
         spark.write(0, target=Target("c" * 32, "sink"))
     assert spark.cluster.executed == []
     dropped = [replace(result, bad_file=None) for result in spark.tasks(0)]
@@ -283,6 +286,38 @@ def test_bad_rows_that_cannot_be_published_leave_those_that_are() -> None:
     with pytest.raises(SpoolDamaged, match=f"{files[-1].name}: .* is missing"):
         BadRowsFolder(spark.table).publish(0, files)
     assert spark.shown() == before
+
+
+def test_a_planned_batch_whose_table_is_elsewhere_names_the_option_and_is_ended_with_the_former_folder() -> None:
+    spark = Spark(Disk())
+    spark.cluster.cut_after = 1
+    with pytest.raises(Cut):
+        spark.write(0)
+    other = replace(spark.target(), bad_rows=BadRowsFolder(spark.top.child("elsewhere")))
+
+    with pytest.raises(
+        SpoolDamaged, match="bad rows is missing; if badRowsLocation has changed, give the former folder"
+    ):
+        spark.write(0, target=other)
+    spark.write_all()
+    assert spark.shown() == BAD_ROWS
+
+
+def test_bad_rows_that_were_planned_to_be_dropped_are_a_warning_once_there_is_a_table(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    spark = Spark(Disk())
+    spark.cluster.cut_after = 1
+    with pytest.raises(Cut):
+        spark.write(
+            0, [replace(result, bad_file=None) for result in spark.tasks(0)], Target("c" * 32, "sink", None, True)
+        )
+    with caplog.at_level(logging.WARNING):
+        spark.write_all()
+
+    told = "batch 0 was planned with badRows=drop: its 3 rows that are not commands are not in the table"
+    assert [record.getMessage() for record in caplog.records] == [told]
+    assert spark.shown() == [row for row in BAD_ROWS if row[0]]
 
 
 @pytest.mark.parametrize(
