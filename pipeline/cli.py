@@ -111,7 +111,7 @@ def archive(
         bool,
         typer.Option(
             "--accept-gap",
-            help="Record in the archive which records expired before they were archived, and continue after them. "
+            help="Record in the archive which records were lost before they were archived, and continue after them. "
             "With --every: all later gaps, too.",
         ),
     ] = False,

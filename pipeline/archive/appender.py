@@ -11,6 +11,7 @@ A file becomes part of the archive in these steps, each durable before the next:
 |---|---|
 | 1 or 2 | removes the file, since no line names it, and writes its records again |
 | during 3 | cuts the incomplete line off; then as after 2 |
+| a gap's line, before its file's line | keeps the gap, without --accept-gap as well; then as after 2 |
 | 3 | renames the file into its folder |
 
 So only files that are part of the archive are outside `_quire/`, and nothing outside `_quire/` is ever removed: a file
@@ -59,6 +60,8 @@ class ArchiveAppender:
         self.path = path
         self._manifest = manifest
         self._accepted: dict[int, int] = {}
+        self.recorded: list[RecordedGap] = []
+        """The gaps that were recorded since it was opened."""
 
     @property
     def tail(self) -> Tail | None:
@@ -71,12 +74,32 @@ class ArchiveAppender:
             raise ForeignLog(name, cluster_id, self._manifest.cluster_id)
 
     def accept_gap(self, from_index: int, to_index: int) -> None:
-        """Let a file that begins at `to_index` follow the archive's end at `from_index`; the gap is recorded first."""
-        first = next((first for first, last in self._accepted.items() if last == from_index), from_index)
-        self._accepted[first] = to_index
+        """Let a file that begins at `to_index` follow the archive's end at `from_index`; the gap is recorded first.
+
+        Gaps that touch or overlap are one.
+        """
+        for first, last in list(self._accepted.items()):
+            if first <= to_index and from_index <= last:
+                del self._accepted[first]
+                from_index, to_index = min(first, from_index), max(last, to_index)
+        self._accepted[from_index] = to_index
+
+    def beside_gaps(self, from_index: int, to_index: int) -> list[tuple[int, int]]:
+        """The parts of the records [from_index, to_index) that are in no accepted gap, in order."""
+        parts: list[tuple[int, int]] = []
+        reached = from_index
+        for first, last in sorted(self._accepted.items()):
+            if reached < min(first, to_index):
+                parts.append((reached, min(first, to_index)))
+            reached = max(reached, last)
+        if reached < to_index:
+            parts.append((reached, to_index))
+        return parts
 
     def commit(self, name: str, cluster_id: str, written: Written) -> None:
-        """Append a new file to the archive; durable on return. `name`: the log's name in messages.
+        """Append a new file to the archive, and before it the accepted gap that it follows; durable on return.
+
+        `name`: the log's name in messages.
 
         Raises:
             ArchiveDiverges: the file does not follow the archive's last frame.
@@ -90,6 +113,7 @@ class ArchiveAppender:
             gap = RecordedGap(tail.index, tail._replace(index=held.from_index, crc32c=written.prev_crc32c))
             self._append(encode_line(gap.line()))
             self._manifest.add(gap)
+            self.recorded.append(gap)
             tail = gap.tail
         if held.from_index != tail.index or written.prev_crc32c != tail.crc32c:
             raise ArchiveDiverges(name, held.from_index, written.prev_crc32c, tail.crc32c)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..errors import ArchiveGap
+from ..errors import ArchiveGap, RecordsLost
 from ..origin.origin import Bounds, Origin, Stretch
 from ..pieces import Progress, absolute, absolute_path, no_progress, refuse_ranges, spread, whole_frames
 from ..source.options import SourceOptions
@@ -45,7 +45,7 @@ class ArchiveSummary:
     """Indices of the snapshots that were copied."""
     seconds: float
     gaps: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """The gaps [from, to) before and between these records that were accepted."""
+    """The gaps [from, to) before and between these records that were accepted and recorded."""
 
     @property
     def records(self) -> int:
@@ -65,17 +65,19 @@ def archive(
     """Append to the archive at `path` all that the log has committed after the archive's end.
 
     The options name the log (`path` or `bootstrap`). Executors must see the archive, too. Each file is durable and part
-    of the archive as soon as it is appended. With `accept_gap`, records that have expired from the log before they were
-    archived are recorded in the archive as a gap. `hold` keeps the log after the archive's end from expiring; a process
-    uses one for all its runs. Without Spark, this process does all the work.
+    of the archive as soon as it is appended. With `accept_gap`, records that were lost before they were archived are
+    recorded in the archive as a gap: they have expired, or their segment is missing in a data_dir. `hold` keeps the log
+    after the archive's end from expiring; a process uses one for all its runs. Without Spark, this process does all the
+    work.
 
     Raises:
         OptionRefused: the options select a part of the log, a path is a URL, or `path` holds something other than an
             archive.
-        ArchiveGap: the log has expired past the archive's end, and `accept_gap` is false.
+        ArchiveGap: the log has lost records after the archive's end, and `accept_gap` is false.
         ForeignLog, ArchiveDiverges: the archive is of another cluster, or of another history.
         LogLocked: another process appends to the archive.
-        FrameCorrupt, RecordsLost, ClusterUnavailable: from the log.
+        FrameCorrupt, ClusterUnavailable: from the log.
+        RecordsLost: records have expired during this run; the next one finds a gap.
         HoldRefused: from `hold`.
     """
     refuse_ranges(options)
@@ -86,17 +88,13 @@ def archive(
         keeper.check_cluster(origin.name, cluster_id)
         start = bounds.lowest_index if keeper.tail is None else keeper.tail.index
         end = max(start, bounds.highest_index)
-        gaps = _gaps(origin, bounds, start, end)
-        for gap in gaps:
-            if not accept_gap:
-                raise ArchiveGap(path, gap.from_index, gap.to_index, GAP_ADVICE)
-            keeper.accept_gap(gap.from_index, gap.to_index)
-        pieces = whole_frames(origin, replace(options, failOnDataLoss=not gaps), max(start, bounds.lowest_index), end)
+        for gap in _gaps(origin, bounds, start, end):
+            _accept(keeper, gap.from_index, gap.to_index, accept_gap=accept_gap)
         if hold is not None:
             hold.commit(max(start, bounds.lowest_index), origin.servers)
         written: list[Written] = []
         progress(0, end - start)
-        for each in _in_order(options, path, pieces, spark):
+        for each in _new_files(options, origin, keeper, Bounds(start, end), spark, accept_gap=accept_gap):
             keeper.commit(origin.name, cluster_id, each)
             written.append(each)
             progress(each.held.to_index - start, end - start)
@@ -113,7 +111,7 @@ def archive(
         file_bytes=sum(each.held.file_bytes for each in written),
         snapshots=copied,
         seconds=time.monotonic() - began,
-        gaps=[(gap.from_index, gap.to_index) for gap in gaps if written],
+        gaps=[(gap.from_index, gap.to_index) for gap in keeper.recorded],
     )
 
 
@@ -123,6 +121,39 @@ def _gaps(origin: Origin, bounds: Bounds, start: int, end: int) -> list[Stretch]
     begin = max(start, bounds.lowest_index)
     clipped = [Stretch(max(gap.from_index, begin), min(gap.to_index, end), None) for gap in recorded_gaps(origin)]
     return expired + [gap for gap in clipped if gap.from_index < gap.to_index]
+
+
+def _accept(keeper: ArchiveAppender, from_index: int, to_index: int, *, accept_gap: bool) -> None:
+    """Let the archive go on after a gap. Raises ArchiveGap: gaps are not accepted."""
+    if not accept_gap:
+        raise ArchiveGap(keeper.path, from_index, to_index, GAP_ADVICE)
+    keeper.accept_gap(from_index, to_index)
+
+
+def _new_files(
+    options: SourceOptions,
+    origin: Origin,
+    keeper: ArchiveAppender,
+    bounds: Bounds,
+    spark: SparkSession | None,
+    *,
+    accept_gap: bool,
+) -> Iterator[Written]:
+    """The files of the records within the bounds that are in no gap, in order; each is committed before the next."""
+    reached, end = bounds
+    while True:
+        try:
+            parts = keeper.beside_gaps(reached, end)
+            pieces = [piece for part in parts for piece in whole_frames(origin, options, *part)]
+            for each in _in_order(options, keeper.path, pieces, spark):
+                yield each
+                reached = each.held.to_index
+            return
+        except RecordsLost as error:
+            if origin.bounds().lowest_index > error.from_index:
+                raise  # They have expired meanwhile.
+            # A segment is missing, which only reading finds: what is beside it is planned again.
+            _accept(keeper, max(reached, error.from_index), error.to_index, accept_gap=accept_gap)
 
 
 def _in_order(

@@ -282,7 +282,7 @@ def _buffers(column: pa.ChunkedArray) -> tuple[Integers, memoryview]:
 
 def told_gap(gap: RecordedGap) -> str:
     """Why the records of a gap are lost."""
-    return f"the archive records a gap [{gap.from_index}, {gap.to_index}): they had expired before they were archived"
+    return f"the archive records a gap [{gap.from_index}, {gap.to_index}): they were lost before they were archived"
 
 
 def recorded_gaps(origin: Origin) -> list[RecordedGap]:

@@ -8,7 +8,7 @@
       _quire/lock           held by the one process that appends
 
 The manifest's first line has the cluster's id and the chain's end before the first frame. Each further line is one
-file, or a gap that an operator accepted: records that the log had expired before they were archived, and the chain's
+file, or a gap that an operator accepted: records that the log had lost before they were archived, and the chain's
 end after them. A file or a gap starts where the previous one ends. A file is part of the archive once its line is
 durable, and is renamed from `_quire/new/` into its folder after that; a last line that a crash cut short is ignored.
 

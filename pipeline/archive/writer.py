@@ -190,6 +190,7 @@ class _File:
 
     def give_up(self) -> None:
         """Close the unfinished file; the next run removes it."""
+        self._writer.is_open = False  # Otherwise it writes a footer to the closed file when it is collected.
         self._sink.close()
 
 

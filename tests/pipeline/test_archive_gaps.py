@@ -248,7 +248,9 @@ def test_a_gap_that_is_accepted_between_plan_and_reading_is_lost_and_not_passed_
 # Jobs
 
 
-def test_an_archive_of_an_archive_has_its_gap(gapped: Gapped, tmp_path: Path) -> None:
+def test_an_archive_of_an_archive_has_its_gap(
+    gapped: Gapped, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     options, copy = SourceOptions(path=str(gapped.path)), tmp_path / "copy"
 
     with pytest.raises(ArchiveGap, match="--accept-gap"):
@@ -258,6 +260,18 @@ def test_an_archive_of_an_archive_has_its_gap(gapped: Gapped, tmp_path: Path) ->
     assert (summary.records, summary.gaps) == (len(gapped.indices), [(ARCHIVED, gapped.lowest)])
     assert seen(copy) == gapped.indices
     assert ArchiveManifest.read(str(copy)).gaps[0].to_index == gapped.lowest
+    assert "failOnDataLoss" not in caplog.text  # The gap was accepted: there is nothing to advise.
+
+
+def test_a_gap_with_no_record_after_it_is_not_summed_up_as_accepted(gapped: Gapped, tmp_path: Path) -> None:
+    lines = list(whole_lines(str(gapped.path)))
+    place = next(number for number, line in enumerate(lines) if "gap" in line)
+    (gapped.path / MANIFEST_FILE).write_bytes(b"".join(map(encode_line, lines[: place + 1])))
+
+    summary = archive(SourceOptions(path=str(gapped.path)), str(tmp_path / "copy"), accept_gap=True)
+
+    assert (summary.from_index, summary.to_index, summary.records, summary.gaps) == (0, ARCHIVED, ARCHIVED, [])
+    assert ArchiveManifest.read(str(tmp_path / "copy")).gaps == []
 
 
 def test_a_scrub_names_a_gap_and_finds_no_damage_in_it(gapped: Gapped) -> None:

@@ -13,7 +13,7 @@ from pyspark.sql.types import LongType, StructType
 
 from quire.log import FrameCorrupt
 from quire.log.options import STORE_HEADER_BYTES
-from quire.pipeline.errors import RecordsLost
+from quire.pipeline.errors import ArchiveGap, RecordsLost
 from quire.pipeline.jobs import archive, scrub
 from quire.pipeline.pieces import spread
 from quire.pipeline.scrub import scrub as scrubbing
@@ -250,3 +250,27 @@ def test_of_a_lost_segment_only_what_is_not_archived_is_told(tmp_path: Path) -> 
         assert (told.value.from_index, told.value.to_index) == (40, lost[1])
     lenient = LogReader(SourceOptions.parse({**given, "failOnDataLoss": "false"}, streaming=False), SCHEMA)
     assert list(read(lenient)) == kept((40, lost[1]))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("archived", [0, 10, 32])
+def test_an_archiver_refuses_a_missing_segment_as_a_gap_or_records_it(
+    tmp_path: Path, count: int, archived: int
+) -> None:
+    log, path, end = tmp_path / "log", str(tmp_path / "archive"), 2 * RECORDS
+    grow(log, 0, archived or end)
+    if archived:
+        archive(SourceOptions(path=str(log)), path)
+        grow(log, archived, end)
+    assert bases(log)[1] == 32
+    gaps = [lose(log, 1, count), lose(log, 2)]
+
+    with pytest.raises(ArchiveGap, match=rf"\[{gaps[0][0]}, {gaps[0][1]}\).*--accept-gap"):
+        archive(SourceOptions(path=str(log)), path)
+    summary = archive(SourceOptions(path=str(log)), path, accept_gap=True)
+
+    held = [index for index in range(end) if not any(first <= index < last for first, last in gaps)]
+    assert (summary.from_index, summary.to_index, summary.gaps) == (archived, end, gaps)
+    assert list(read(reader(Path(path), failOnDataLoss=False))) == held
+    assert scrub([path]).is_whole
+    assert archive(SourceOptions(path=str(log)), path).files == 0
