@@ -143,12 +143,12 @@ class ArchiveGap(PipelineError):
 
 
 class HoldRefused(PipelineError):
-    """The cluster does not let an archiver hold its log by this cursor, or does no longer."""
+    """The cluster does not let an archiver hold its log by this cursor, or no longer does."""
 
     def __init__(self, cursor: str, reason: str, advice: str) -> None:
         super().__init__(
             f"the log cannot be held by the cursor {cursor}: {reason}; {advice}, or archive without a hold "
-            "(--hold-bytes 0)"
+            "(--hold-bytes 0, and no --cursor)"
         )
         self.cursor, self.reason = cursor, reason
 

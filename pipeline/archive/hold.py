@@ -11,6 +11,7 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -63,7 +64,8 @@ class LogHold:
 
         Raises:
             AccessRefused: a file that the options name cannot be used.
-            HoldRefused: the token may not do that, another consumer has the cursor, or there is no room for the hold.
+            HoldRefused: the token may not do that, another consumer has the cursor, there is no room for the hold, or
+                the cursor that is there is past `index`.
             ClusterUnavailable: no node did it in time; it may be repeated.
         """
         thread = LoopThread()  # And not this thread's loop, which runs in a notebook.
@@ -96,10 +98,20 @@ class LogHold:
             refused_grace_s=math.inf,
         ) as client:
             if not self._is_taken:
-                await client.cursors.take(self.name, None, index, self._token, self._hold_bytes)
+                with suppress(NotFound):  # Taking it would fence its consumer: look first.
+                    self._check(index, (await client.cursors.get(self.name))["index"])
+                placed, _ = await client.cursors.take(self.name, None, index, self._token, self._hold_bytes)
+                self._check(index, placed)
                 self._is_taken = True
             row = await client.cursors.get(self.name)
             # A commit is a record of the log, which the next round archives. If nothing but such records was archived
             # since the last commit, another one would make rounds without end.
             if row["token"] != self._token.hex() or row["next_index"] < index:
                 await client.cursors.commit(self.name, index, self._token)
+
+    def _check(self, index: int, placed: int) -> None:
+        """Raise HoldRefused if the cursor is past the archive's end: what is between them would not be held."""
+        if placed > index:
+            reason = f"it is at {placed}, past the archive's end {index}, as after an archive was removed or restored"
+            advice = "delete it if nothing else needs it, or name another with --cursor"
+            raise HoldRefused(self.name, reason, advice)

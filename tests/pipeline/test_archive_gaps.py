@@ -248,9 +248,7 @@ def test_a_gap_that_is_accepted_between_plan_and_reading_is_lost_and_not_passed_
 # Jobs
 
 
-def test_an_archive_of_an_archive_has_its_gap(
-    gapped: Gapped, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_archive_of_an_archive_has_its_gap(gapped: Gapped, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     options, copy = SourceOptions(path=str(gapped.path)), tmp_path / "copy"
 
     with pytest.raises(ArchiveGap, match="--accept-gap"):

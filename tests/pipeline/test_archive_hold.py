@@ -78,21 +78,23 @@ def cursors(cluster: Cluster) -> dict[str, Any]:
 
 
 class CheckedHold(LogHold):
-    """A hold that is never committed past what is durable in the archive."""
+    """A hold whose cursor is never past what is durable in the archive."""
 
-    archive = ""
+    def __init__(self, cluster: Cluster, name: str, archive: str) -> None:
+        super().__init__(options_of(cluster), name, HOLD_BYTES)
+        self._cluster, self._archive = cluster, archive
 
     def commit(self, index: int, servers: Sequence[str]) -> None:
-        if is_archive(self.archive):
-            assert index <= ArchiveManifest.read(self.archive).tail.index
         super().commit(index, servers)
+        if is_archive(self._archive):
+            reached = cursors(self._cluster)[self.name]["index"]
+            assert max(index, reached) <= ArchiveManifest.read(self._archive).tail.index
 
 
 @pytest.mark.full
 def test_the_log_waits_for_an_archiver_that_is_behind(cluster: Cluster, tmp_path: Path) -> None:
     options, path = options_of(cluster), str(tmp_path / "archive")
-    hold = CheckedHold(options, "behind", HOLD_BYTES)
-    hold.archive = path
+    hold = CheckedHold(cluster, "behind", path)
     write(cluster)
     first = archive(options, path, hold=hold)
     write(cluster, 24)
@@ -120,6 +122,27 @@ def test_rounds_over_a_quiet_log_come_to_rest(cluster: Cluster, tmp_path: Path) 
     assert runs[0].files > 0
     assert [one.files for one in runs[3:]] == [0, 0]
     assert cursors(cluster)["quiet"]["lag"]["records"] == 0
+
+
+@pytest.mark.full
+def test_a_cursor_past_the_archive_s_end_is_refused_and_left_to_whoever_has_it(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    options, path = options_of(cluster), str(tmp_path / "archive")
+    write(cluster, 3)
+    lost = archive(options, str(tmp_path / "lost"), hold=LogHold(options, "ahead", HOLD_BYTES))
+    before = cursors(cluster)["ahead"]
+    assert lost.from_index < lost.to_index <= before["index"]
+
+    with pytest.raises(HoldRefused, match=rf"it is at {before['index']}, past the archive's end .*--cursor"):
+        archive(options, path, hold=LogHold(options, "ahead", HOLD_BYTES))
+    assert not is_archive(path)
+    after = cursors(cluster)["ahead"]
+    assert [after[field] for field in ("index", "token", "hold_bytes")] == [
+        before[field] for field in ("index", "token", "hold_bytes")
+    ]
+    deleted(cluster, "ahead")
+    assert archive(options, path, hold=LogHold(options, "ahead", HOLD_BYTES)).files > 0
 
 
 def taken(cluster: Cluster, name: str) -> None:
