@@ -31,8 +31,6 @@ ROLES_FOR_S = 30.0
 RAW_FRAMES = "application/vnd.quire.frames"
 PAGE_BYTES = 2 << 20
 """The size of a request: the node and the task each hold it in memory."""
-MOST_BOUNDARIES = 1024
-"""So many a node names in one answer."""
 RANKS = {"observer": 0, "voter": 1}
 """Which members are asked first; then those of which nothing is known, and last the leader."""
 UNKNOWN_RANK, LEADER_RANK = 2, 3
@@ -152,7 +150,7 @@ class ClusterLog:
         return self._header(index - 1).crc32c
 
     def index_within_bytes(self, from_index: int, to_index: int, max_bytes: int) -> int:
-        index, _ = next(self._boundaries(from_index, to_index, max_bytes, most=1))
+        index, _ = next(self._boundaries(from_index, to_index, max_bytes, is_one=True))
         return index
 
     def stretches(self, from_index: int, to_index: int, least: int = 1) -> list[Stretch]:
@@ -163,12 +161,14 @@ class ClusterLog:
         return [Stretch(first, last, None) for first, last in pairwise([from_index, *(index for index, _ in parts)])]
 
     def _boundaries(
-        self, from_index: int, to_index: int, max_bytes: int, most: int = MOST_BOUNDARIES
+        self, from_index: int, to_index: int, max_bytes: int, *, is_one: bool = False
     ) -> Iterator[tuple[int, int]]:
         """The ends of parts of at most so many bytes, but of one frame at least, and the bytes of each; frames are not
         cut, but at the end of the range.
         """
-        reached, wanted = from_index, {"boundaries": max_bytes, "limit": most}
+        reached, wanted = from_index, {"boundaries": max_bytes}
+        if is_one:
+            wanted["limit"] = 1  # Otherwise a node names as many as it may.
         while reached < to_index:
             for index, size in self._asked(reached, to_index, wanted, JSON, _boundaries_of):
                 reached = index
@@ -323,7 +323,7 @@ def _boundaries_of(answer: Answer, index: int) -> list[tuple[int, int]]:
                 found.append((boundary, size))
                 index = boundary
             case _:
-                raise TryNext(f"its answer has a boundary that is none: {each}")
+                raise TryNext(f"its answer has an invalid boundary: {each}")
     if not found:
         raise TryNext(f"it has not reached index {index} yet")
     return found

@@ -144,4 +144,4 @@ def _boundaries(held: list[tuple[int, FrameHeader]], asked: dict[str, int]) -> l
             found.append((index, size))
             size = 0
         index, size = header.next_index, size + header.size
-    return [*found, (index, size)][: asked["limit"]] if held else []
+    return [*found, (index, size)][: asked.get("limit")] if held else []

@@ -378,15 +378,31 @@ def test_a_read_within_a_frame_fetches_that_frame_alone(tmp_path: Path) -> None:
     assert [(query["from"], query["to"]) for query in asked] == [(7, 9)]
 
 
+def test_no_node_is_asked_for_more_boundaries_than_it_may_name(tmp_path: Path) -> None:
+    raw = raw_frames(tmp_path)
+    answer = pages(raw)
+
+    def told(query: dict[str, int]) -> Told:
+        if query.get("limit", 1) > 1:
+            return 400, b'{"detail": "limit must be at most 1"}'
+        return answer(query)
+
+    with (
+        serving(answers_of(records=told)) as node,
+        closing(ClusterLog([node], DEADLINE_S, known=CLUSTER.hex())) as log,
+    ):
+        assert log.stretches(0, HIGHEST) == [Stretch(0, HIGHEST, None)]
+
+
 @pytest.mark.parametrize(
     ("told", "says"),
     [
         ((400, b'{"detail": "query parameter \'boundaries\' is not known"}'), "400: query parameter 'boundaries'"),
         ((200, b'{"index": 5}'), "its answer has no boundaries"),
         ((200, json.dumps({"boundaries": []}).encode()), "it has not reached index 0 yet"),
-        ((200, json.dumps({"boundaries": [[0, 10]]}).encode()), "a boundary that is none"),
-        ((200, json.dumps({"boundaries": [[5, 10], [5, 10]]}).encode()), "a boundary that is none"),
-        ((200, json.dumps({"boundaries": [["5", 10]]}).encode()), "a boundary that is none"),
+        ((200, json.dumps({"boundaries": [[0, 10]]}).encode()), "an invalid boundary"),
+        ((200, json.dumps({"boundaries": [[5, 10], [5, 10]]}).encode()), "an invalid boundary"),
+        ((200, json.dumps({"boundaries": [["5", 10]]}).encode()), "an invalid boundary"),
     ],
 )
 def test_a_node_that_does_not_say_where_frames_end_is_passed_over_and_named(
