@@ -146,7 +146,7 @@ def test_a_cursor_past_the_archive_s_end_is_refused_and_left_to_whoever_has_it(
 
 
 def taken(cluster: Cluster, name: str) -> None:
-    LogHold(options_of(cluster), name, HOLD_BYTES).commit(lowest(cluster), (cluster.servers,))
+    LogHold(options_of(cluster), name, HOLD_BYTES).commit(cursors(cluster)[name]["index"], (cluster.servers,))
 
 
 def moved(cluster: Cluster, name: str) -> None:
