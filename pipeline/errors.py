@@ -3,8 +3,8 @@ names file and position.
 
 The user's fault: `OptionRefused`, `AccessRefused`, `NoLog`, `ForeignLog`, `WorkersLackQuire`, `MarkingRefused`,
 `SparkFailed`. Records that are gone: `RecordsLost`, `CheckpointAhead`, `LogRewritten`. The cluster's fault:
-`ClusterUnavailable`. The archive's: `ArchiveGap`, `ArchiveDamaged`, `ArchiveDiverges`, `HoldRefused`. A replay cannot
-start: `GroundMissing`, `GenesisMissing`, `MachineDiffers`.
+`ClusterUnavailable`. The archive's: `ArchiveGap`, `ArchiveDamaged`, `ArchiveDiverges`, `FrameCut`, `HoldRefused`. A
+replay cannot start: `GroundMissing`, `GenesisMissing`, `MachineDiffers`.
 """
 
 from __future__ import annotations
@@ -173,6 +173,17 @@ class ArchiveDiverges(PipelineError):
             f"{found:08x}, but the archive ends with {expected:08x}"
         )
         self.origin, self.index, self.found, self.expected = origin, index, found, expected
+
+
+class FrameCut(PipelineError):
+    """The frames of a piece of the log do not begin and end where the piece does, so a file of it would be damaged."""
+
+    def __init__(self, origin: str, from_index: int, to_index: int, found: tuple[int, int]) -> None:
+        super().__init__(
+            f"records [{from_index}, {to_index}) of {origin} cannot be archived: they are in frames with records "
+            f"[{found[0]}, {found[1]}), although a frame was said to begin and to end there"
+        )
+        self.origin, self.from_index, self.to_index, self.found = origin, from_index, to_index, found
 
 
 class GroundMissing(PipelineError):

@@ -19,6 +19,7 @@ from quire.log import Tail
 from quire.log.files import open_file
 from quire.log.packing import Skimmer
 
+from ..errors import FrameCut
 from ..origin.columns import batches_of
 from ..origin.origin import Origin, Stretch
 from ..origin.rows import Rows
@@ -67,12 +68,15 @@ def write_stretch(origin: Origin, path: str, stretch: Stretch) -> list[Written]:
 
     Raises:
         FrameCorrupt, RecordsLost, ClusterUnavailable: from the origin.
+        FrameCut: the ends of the stretch are no frame boundaries.
         OSError: the file system failed.
     """
     written: list[Written] = []
     file: _File | None = None
+    reached = stretch.from_index
     try:
         for rows in origin.rows(stretch, Skimmer()):
+            reached = _end_of(rows, stretch, reached, origin.name)
             table = _table(rows)
             for part in _by_day(rows):
                 if file is not None and file.day != part.day:
@@ -88,6 +92,19 @@ def write_stretch(origin: Origin, path: str, stretch: Stretch) -> list[Written]:
         if file is not None:
             file.give_up()
     return written
+
+
+def _end_of(rows: Rows, stretch: Stretch, reached: int, name: str) -> int:
+    """Where the frames of the next rows end. Raises FrameCut."""
+    held = [
+        header
+        for header, _ in rows.frames
+        if stretch.from_index < header.next_index and header.index < stretch.to_index
+    ]
+    first, last = held[0].index, held[-1].next_index
+    if first != reached or last > stretch.to_index:
+        raise FrameCut(name, stretch.from_index, stretch.to_index, (first, last))
+    return last
 
 
 class _Part(NamedTuple):
