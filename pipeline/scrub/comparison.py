@@ -10,6 +10,7 @@ from typing import NamedTuple
 from quire.log import FrameCorrupt, FrameHeader
 from quire.log.packing import Skimmer
 
+from ..archive.log import recorded_gaps
 from ..errors import ArchiveDamaged, ClusterUnavailable, RecordsLost
 from ..origin.access import PLAIN, Access
 from ..origin.cluster import ClusterLog
@@ -91,6 +92,9 @@ def _first_difference(node: ScrubNode, model: ScrubNode, stretch: Stretch, clust
     """The first frame of a stretch that differs between two nodes."""
     with closing(node.open(cluster_id)) as own, closing(model.open(cluster_id)) as other:
         first = max(stretch.from_index, own.bounds().lowest_index, other.bounds().lowest_index)
+        for gap in sorted(recorded_gaps(own) + recorded_gaps(other)):  # Nothing is compared within a gap.
+            if gap.from_index <= first:
+                first = max(first, gap.to_index)
         with suppress(ClusterUnavailable, FrameCorrupt, RecordsLost, ArchiveDamaged):
             for ours, theirs in zip(_all_frames(own, first, stretch), _all_frames(other, first, stretch), strict=False):
                 if ours.crc32c != theirs.crc32c:

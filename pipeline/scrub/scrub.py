@@ -80,7 +80,8 @@ class ScrubSummary:
         if not self.is_whole:
             return "NOT whole"
         gaps = sum(finding.kind == "gap" for finding in self.findings)
-        whole = f"whole, apart from {gaps} recorded gaps" if gaps else "whole"
+        noun = "gap" if gaps == 1 else "gaps"
+        whole = f"whole, apart from {gaps} recorded {noun}" if gaps else "whole"
         if self.is_same:
             return f"{whole}, and the same on each"
         alone = ", ".join(name for name, node in self.nodes.items() if node.compared_to is None)
