@@ -23,6 +23,7 @@ from quire.log.json_text import to_json
 from .session import Where, session_of
 
 if TYPE_CHECKING:
+    from .archive.hold import LogHold
     from .jobs import ArchiveSummary, ReplaySummary, Report, ScrubSummary
     from .origin.access import Access
     from .replay.difference import Difference
@@ -105,8 +106,14 @@ def archive(
         ),
     ] = "",
     hold_bytes: Annotated[
-        int, typer.Option("--hold-bytes", metavar="N", min=0, help="How much of the log the cursor may hold; 0: none.")
-    ] = HOLD_BYTES,
+        int | None,
+        typer.Option(
+            "--hold-bytes",
+            metavar="N",
+            min=0,
+            help=f"How much of the log the cursor may hold; 0: none. Default: {HOLD_BYTES}.",
+        ),
+    ] = None,
     accept_gap: Annotated[
         bool,
         typer.Option(
@@ -125,14 +132,12 @@ def archive(
     """Append the log's committed records after the archive's end to a Parquet archive."""
     where = Where(on_spark, on, conf or [])
     with _complaining(*where.needed()):
-        from .archive.hold import LogHold, cursor_of  # noqa: PLC0415
         from .archive.rounds import Rounds  # noqa: PLC0415
         from .jobs import archive as run  # noqa: PLC0415
 
         options = _options(path, bootstrap, access=_access(bootstrap, token_file, ca))
         _folder(archive_dir, "archive")
-        is_held = hold_bytes > 0 and bool(cursor or (every and bootstrap))
-        hold = LogHold(options, cursor or cursor_of(archive_dir), hold_bytes) if is_held else None
+        hold = _hold(options, archive_dir, cursor, hold_bytes, repeats=every > 0)
         if every:
             queue_standard_streams()
         with (
@@ -147,6 +152,26 @@ def archive(
             rounds = Rounds(run_once, every, progress, _complain, sleep).summaries() if every else [run_once(progress)]
             for summary in rounds:
                 _tell(asdict(summary) | {"records": summary.records}, _archive_lines(summary), as_json=as_json)
+
+
+def _hold(
+    options: SourceOptions, archive_dir: str, cursor: str, hold_bytes: int | None, *, repeats: bool
+) -> LogHold | None:
+    """The hold on the log, if there is one. Raises OptionRefused: an option would be ignored."""
+    from .archive.hold import LogHold, cursor_of  # noqa: PLC0415
+    from .errors import OptionRefused  # noqa: PLC0415
+
+    if hold_bytes == 0:
+        if cursor:
+            raise OptionRefused("cursor", "with --hold-bytes 0 there is no cursor; leave out one of them")
+        return None
+    if hold_bytes and options.path:
+        raise OptionRefused("hold-bytes", "files have no cursors; name nodes with bootstrap")
+    if cursor or (repeats and options.bootstrap):
+        return LogHold(options, cursor or cursor_of(archive_dir), hold_bytes or HOLD_BYTES)
+    if hold_bytes:
+        raise OptionRefused("hold-bytes", "a single run uses a cursor only with --cursor; name one, or use --every")
+    return None
 
 
 @contextmanager
@@ -237,7 +262,8 @@ def replay(
         str, typer.Option("--machine", metavar="PACKAGE.MODULE:CLASS", help="The cluster's machine, if not built in.")
     ] = "",
     key_parts: Annotated[
-        int, typer.Option("--key-parts", min=1, help="For kv: split stretches into this many parts by key.")
+        int,
+        typer.Option("--key-parts", metavar="N", min=1, help="For kv: split stretches into this many parts by key."),
     ] = 1,
     token_file: TokenFile = "",
     ca: Ca = "",
@@ -313,23 +339,28 @@ def report(
     """Report commands, throughput, pauses and failovers on a page with plots; with --bootstrap, lag as well."""
     where = Where(on_spark, on, conf or [])
     with _complaining(*where.needed(), "matplotlib"):
+        from .errors import RecordsLost  # noqa: PLC0415
         from .jobs import report as run  # noqa: PLC0415
 
         access = _access(bootstrap, token_file, ca)
         options = _options(path, bootstrap, archive_dir, access=access)
         _folder(folder, "folder")
         servers = _servers(bootstrap, access)
-        with session_of("report", where) as spark, _progress("report", hidden=as_json) as progress:
-            made = run(options, folder, servers=servers, spark=spark, progress=progress)
+        try:
+            with session_of("report", where) as spark, _progress("report", hidden=as_json) as progress:
+                made = run(options, folder, servers=servers, spark=spark, progress=progress)
+        except RecordsLost as error:
+            _complain(f"{error.loss}; a report needs all records of its range")
+            raise typer.Exit(EXIT_FAILED) from None
         _tell(made.document(), _report_lines(made), as_json=as_json)
 
 
 def _report_lines(made: Report) -> list[str]:
     from .report.page import facts  # noqa: PLC0415
 
-    lines = [f"{name:<20} {value}" for name, value in facts(made)]
-    lines += [f"{name:<20} {sum(counts):,} records" for name, counts in made.operations.items()]
-    return lines + made.files
+    rows = facts(made) + [(name, f"{sum(counts):,} records") for name, counts in made.operations.items()]
+    width = max(len(name) for name, _ in rows)
+    return [f"{name:<{width}} {text}" for name, text in rows] + made.files
 
 
 def _access(bootstrap: str, token_file: str, ca: str) -> Access:
@@ -409,7 +440,7 @@ def _complaining(*needed: str) -> Generator[None]:
     from quire.log import LogError  # noqa: PLC0415
     from quire.sm import MachineError  # noqa: PLC0415
 
-    from .errors import AccessRefused, ClusterUnavailable, OptionRefused, PipelineError  # noqa: PLC0415
+    from .errors import AccessRefused, ClusterUnavailable, OptionRefused, PipelineError, RecordsLost  # noqa: PLC0415
 
     try:
         yield
@@ -419,6 +450,9 @@ def _complaining(*needed: str) -> Generator[None]:
     except ClusterUnavailable as error:
         _complain(f"{error}; check --bootstrap and `quire status`, then try again")
         raise typer.Exit(EXIT_UNAVAILABLE) from None
+    except RecordsLost as error:
+        _complain(error.loss)
+        raise typer.Exit(EXIT_FAILED) from None
     except (PipelineError, LogError, MachineError, OSError) as error:
         _complain(str(error))
         raise typer.Exit(EXIT_FAILED) from None

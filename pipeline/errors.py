@@ -82,11 +82,13 @@ class RecordsLost(PipelineError):
     """Records [from_index, to_index) are no longer in the log."""
 
     def __init__(self, origin: str, from_index: int, to_index: int, reason: str) -> None:
-        super().__init__(
-            f"records [{from_index}, {to_index}) of {origin} are lost: {reason}; "
-            "to skip them, set option failOnDataLoss=false"
-        )
         self.origin, self.from_index, self.to_index, self.reason = origin, from_index, to_index, reason
+        super().__init__(f"{self.loss}; to skip them, set option failOnDataLoss=false")
+
+    @property
+    def loss(self) -> str:
+        """What is lost, without the advice, which is for reads: the commands have no such option."""
+        return f"records [{self.from_index}, {self.to_index}) of {self.origin} are lost: {self.reason}"
 
 
 class CheckpointAhead(PipelineError):

@@ -73,7 +73,8 @@ class Rounds:
                     raise
                 wait_s = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures, 10)) * random.uniform(0.5, 1)
                 failures += 1
-                self._complain(f"{error}; {self._lag()}; trying again in {wait_s:.1f} s, until Ctrl-C")
+                reason = error.loss if isinstance(error, RecordsLost) else error
+                self._complain(f"{reason}; {self._lag()}; trying again in {wait_s:.1f} s, until Ctrl-C")
                 self._pause(wait_s)
                 continue
             if failures:

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 import pytest
 from pyspark.sql.types import LongType, StructType
+from typer.testing import CliRunner
 
 from quire.log import Tail
 from quire.pipeline.archive.archive import ArchiveSummary
 from quire.pipeline.archive.log import ArchiveLog, JoinedLog
 from quire.pipeline.archive.manifest import MANIFEST_FILE, ArchiveManifest, RecordedGap, encode_line, whole_lines
+from quire.pipeline.cli import app
 from quire.pipeline.errors import ArchiveDamaged, ArchiveGap, GroundMissing, RecordsLost
 from quire.pipeline.jobs import archive, replay, report, scrub
 from quire.pipeline.origin.data_dir import DataDirLog
@@ -278,7 +280,7 @@ def test_a_scrub_names_a_gap_and_finds_no_damage_in_it(gapped: Gapped) -> None:
     [finding] = summary.findings
     assert (finding.kind, finding.from_index, finding.to_index) == ("gap", ARCHIVED, gapped.lowest)
     assert summary.is_whole
-    assert summary.verdict == "whole, apart from 1 recorded gaps, and the same on each"
+    assert summary.verdict == "whole, apart from 1 recorded gap, and the same on each"
     assert summary.nodes[str(gapped.path)].records == len(gapped.indices)
 
 
@@ -293,6 +295,16 @@ def test_a_scrub_compares_what_is_before_a_gap(gapped: Gapped, tmp_path: Path) -
     found = {(each.kind, each.node): (each.from_index, each.to_index) for each in summary.findings}
     assert found["differs", str(tmp_path / "mixed")] == (40, 41)
     assert len(found) == 3
+
+
+def test_a_scrub_names_the_first_frame_that_differs_after_a_gap(gapped: Gapped, tmp_path: Path) -> None:
+    with writing(tmp_path / "astray") as log:
+        append_and_flush(log, *[[number if number != 170 else "another"] for number in range(END)])
+
+    summary = scrub([str(gapped.path), str(gapped.whole), str(tmp_path / "astray")])
+
+    [gap, differs] = summary.findings
+    assert (gap.kind, differs.kind, differs.from_index, differs.to_index) == ("gap", "differs", 170, 171)
 
 
 def test_the_chain_is_checked_after_a_gap(gapped: Gapped) -> None:
@@ -320,6 +332,11 @@ def test_a_line_of_a_gap_with_an_impossible_field_is_damage(gapped: Gapped, tail
 def test_a_report_over_a_gap_is_refused_or_leaves_it_out(gapped: Gapped, tmp_path: Path) -> None:
     with pytest.raises(RecordsLost):
         report(SourceOptions(path=str(gapped.path)), str(tmp_path / "report"))
+    run = CliRunner().invoke(app, ["report", str(tmp_path / "report"), "--path", str(gapped.path)])
+    assert run.exit_code == 1
+    assert "records a gap" in run.output
+    assert "failOnDataLoss" not in run.output  # The command has no such option.
+    assert run.output.endswith("; a report needs all records of its range\n")
     made = report(SourceOptions(path=str(gapped.path), failOnDataLoss=False), str(tmp_path / "report"))
 
     assert sum(sum(counts) for counts in made.operations.values()) == len(gapped.indices)

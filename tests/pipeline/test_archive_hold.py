@@ -222,3 +222,19 @@ def test_files_have_no_cursor() -> None:
     run = CliRunner().invoke(app, ["archive", "data/archive", "--path", "data/n1", "--cursor", "name"])
     assert run.exit_code == 2
     assert "files have no cursors" in run.output
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--path", "n1", "--every", "1", "--hold-bytes", "5"), "option hold-bytes: files have no cursors"),
+        (("--bootstrap", "n1:1", "--hold-bytes", "5"), "option hold-bytes: a single run uses a cursor only with"),
+        (("--bootstrap", "n1:1", "--cursor", "name", "--hold-bytes", "0"), "option cursor: with --hold-bytes 0"),
+        (("--bootstrap", "n1:1", "--every", "1", "--cursor", "name", "--hold-bytes", "0"), "option cursor: with"),
+    ],
+)
+def test_no_option_of_a_hold_is_ignored(tmp_path: Path, options: tuple[str, ...], says: str) -> None:
+    run = CliRunner().invoke(app, ["archive", str(tmp_path / "archive"), *options])
+
+    assert run.exit_code == 2
+    assert says in run.output

@@ -13,8 +13,10 @@ from typing import Any
 
 import matplotlib.image
 import pytest
+from typer.testing import CliRunner
 
 from quire.log import Kind, LogOptions, Record, encode_blob, encode_frame, encode_records, encode_system
+from quire.pipeline.cli import app
 from quire.pipeline.jobs import Report, archive, report
 from quire.pipeline.pieces import whole_frames
 from quire.pipeline.report.figures import NodeLag
@@ -444,3 +446,12 @@ def test_a_plot_has_its_theme_s_paper_and_no_text_beyond_its_edge(made: tuple[Re
 )
 def test_a_duration_is_told_in_its_unit(seconds: float, shown: str) -> None:
     assert shown_seconds(seconds) == shown
+
+
+def test_the_lines_of_a_report_are_in_columns(busy: Path, tmp_path: Path) -> None:
+    run = CliRunner().invoke(app, ["report", str(tmp_path / "report"), "--path", str(busy)])
+
+    lines = [line for line in run.output.splitlines() if str(tmp_path) not in line]
+    width = len("longest pause of writers")
+    assert "longest pause of writers" in run.output
+    assert all(line[width] == " " and line[width + 1] != " " for line in lines)

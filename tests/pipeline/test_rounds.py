@@ -123,6 +123,7 @@ def test_records_that_expire_during_a_run_are_for_the_next_one_to_name_or_to_acc
     with pytest.raises(ArchiveGap):
         script.play()
     assert [one.to_index for one in script.found] == [12]
+    assert "records [5, 9) of n1 are lost: they have expired; no run has succeeded" in script.said[0]
 
 
 @pytest.mark.parametrize(
