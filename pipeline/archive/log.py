@@ -180,7 +180,7 @@ class ArchiveLog:
         """Raise RecordsLost if a stretch that is not empty begins in a recorded gap."""
         gap = recorded_gap(self, left.from_index)
         if gap is not None and left.from_index < left.to_index:
-            raise RecordsLost(self.name, left.from_index, min(left.to_index, gap.to_index), told_gap(gap))
+            raise RecordsLost(self.name, left.from_index, min(left.to_index, gap.to_index), gap_reason(gap))
 
     def close(self) -> None:
         """Nothing is held open between two calls."""
@@ -280,7 +280,7 @@ def _buffers(column: pa.ChunkedArray) -> tuple[Integers, memoryview]:
     return ends, memoryview(b"" if data is None else data)
 
 
-def told_gap(gap: RecordedGap) -> str:
+def gap_reason(gap: RecordedGap) -> str:
     """Why the records of a gap are lost."""
     return f"the archive records a gap [{gap.from_index}, {gap.to_index}): they were lost before they were archived"
 

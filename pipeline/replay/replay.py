@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..archive.log import recorded_gaps, told_gap
+from ..archive.log import recorded_gaps, gap_reason
 from ..archive.snapshots import StoredSnapshot, stored_snapshots
 from ..errors import ForeignLog, GroundMissing, MachineDiffers, OptionRefused
 from ..origin.access import PLAIN, Access
@@ -134,7 +134,7 @@ def replay(
         )
         gaps = recorded_gaps(origin)
         if gaps:  # Nothing leads across a gap, so the log begins after the last one for a replay.
-            left_out.append(f"records [{bounds.lowest_index}, {gaps[-1].to_index}): {told_gap(gaps[-1])}")
+            left_out.append(f"records [{bounds.lowest_index}, {gaps[-1].to_index}): {gap_reason(gaps[-1])}")
             bounds = bounds._replace(lowest_index=gaps[-1].to_index)
         spans = _spans(origin.name, bounds, snapshots, f"; {left_out[-1]}" if gaps else "")
         pieces = [_piece(options, origin, span, genesis, machine, live) for span in spans]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quire.log import FrameCorrupt, Tail
 
-from ..archive.log import ArchiveLog, part_for, recorded_gaps, told_gap
+from ..archive.log import ArchiveLog, part_for, recorded_gaps, gap_reason
 from ..archive.manifest import ArchiveManifest, RecordedGap, look_up, open_parquet
 from ..errors import ArchiveDamaged, ClusterUnavailable, ForeignLog, RecordsLost
 from ..origin.access import PLAIN, Access
@@ -185,7 +185,7 @@ def _walk(piece: ScrubPiece) -> WalkedPiece:
 
 def _walked_gap(node: ScrubNode, gap: RecordedGap) -> WalkedPiece:
     walked = WalkedPiece(node.name, tail=gap.tail)
-    _find(walked, "gap", told_gap(gap), gap.from_index, gap.to_index)
+    _find(walked, "gap", gap_reason(gap), gap.from_index, gap.to_index)
     return walked
 
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..archive.log import ArchiveLog, JoinedLog, part_for, recorded_gap, told_gap
+from ..archive.log import ArchiveLog, JoinedLog, part_for, recorded_gap, gap_reason
 from ..archive.manifest import ArchiveManifest, is_archive
 from ..errors import ForeignLog, OptionRefused, RecordsLost
 from ..origin.cluster import ClusterLog, cursor_index
@@ -165,7 +165,7 @@ def held_index(options: SourceOptions, origin: Origin, bounds: Bounds, index: in
     held = bounds.lowest_index if gap is None else gap.to_index
     if index >= held:
         return index
-    lost = RecordsLost(origin.name, index, min(to_index, held), "they have expired" if gap is None else told_gap(gap))
+    lost = RecordsLost(origin.name, index, min(to_index, held), "they have expired" if gap is None else gap_reason(gap))
     if options.failOnDataLoss:
         raise lost
     _journal.warning("%s", lost)
