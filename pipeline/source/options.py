@@ -61,7 +61,8 @@ class SourceOptions:
     startingOffsetsByTimestampStrategy: str = "error"  # noqa: N815
     """If no record is as recent as startingTimestamp: fail (`error`), or start with the next record (`latest`)."""
     failOnDataLoss: bool = True  # noqa: N815
-    """Whether to fail if records have expired before they were read; otherwise skip them."""
+    """Whether to fail if records have expired before they were read, their segment's file is missing, or an archive
+    records them as a gap; otherwise skip them."""
     minPartitions: int = 0  # noqa: N815
     """Split segments until there are at least this many partitions."""
     maxOffsetsPerTrigger: int | None = None  # noqa: N815
