@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..archive.log import recorded_gaps, gap_reason
+from ..archive.log import gap_reason, recorded_gaps
 from ..archive.snapshots import StoredSnapshot, stored_snapshots
 from ..errors import ForeignLog, GroundMissing, MachineDiffers, OptionRefused
 from ..origin.access import PLAIN, Access

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quire.log import FrameCorrupt, Tail
 
-from ..archive.log import ArchiveLog, part_for, recorded_gaps, gap_reason
+from ..archive.log import ArchiveLog, gap_reason, part_for, recorded_gaps
 from ..archive.manifest import ArchiveManifest, RecordedGap, look_up, open_parquet
 from ..errors import ArchiveDamaged, ClusterUnavailable, ForeignLog, RecordsLost
 from ..origin.access import PLAIN, Access

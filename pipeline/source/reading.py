@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..archive.log import ArchiveLog, JoinedLog, part_for, recorded_gap, gap_reason
+from ..archive.log import ArchiveLog, JoinedLog, gap_reason, part_for, recorded_gap
 from ..archive.manifest import ArchiveManifest, is_archive
 from ..errors import ForeignLog, OptionRefused, RecordsLost
 from ..origin.cluster import ClusterLog, cursor_index

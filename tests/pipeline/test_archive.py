@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,11 @@ from quire.log.packing import Skimmer
 from quire.pipeline.archive.appender import open_archive
 from quire.pipeline.archive.log import ArchiveLog, JoinedLog
 from quire.pipeline.archive.manifest import MANIFEST_FILE, ArchiveManifest, encode_line, look_up, staged, whole_lines
-from quire.pipeline.archive.writer import write_stretch
 from quire.pipeline.errors import (
     ArchiveDamaged,
     ArchiveDiverges,
     ArchiveGap,
     ForeignLog,
-    FrameCut,
     NoLog,
     OptionRefused,
     PipelineError,
@@ -592,16 +589,3 @@ def test_reading_an_archive_leaves_no_trace(history: Path, tmp_path: Path) -> No
     rows_of(files)
 
     assert sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "archive").rglob("*")) == before
-
-
-@pytest.mark.parametrize(("first", "last"), [(0, 3), (1, 4), (2, 3), (3, 4), (1, 5)])
-def test_a_piece_that_cuts_a_frame_is_refused(tmp_path: Path, first: int, last: int) -> None:
-    with writing(tmp_path / "log") as log:
-        append_and_flush(log, ["a", "b"], ["c", "d"], ["e", "f"])
-    path = str(tmp_path / "archive")
-
-    with open_archive(path), closing(DataDirLog(str(tmp_path / "log"))) as origin:
-        with pytest.raises(FrameCut, match=rf"records \[{first}, {last}\)"):
-            write_stretch(origin, path, Stretch(first, last, 0))
-        [written] = write_stretch(origin, path, Stretch(2, 4, 0))
-    assert (written.held.from_index, written.held.to_index) == (2, 4)

@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 
 from quire.log.packing import Skimmer
+from quire.pipeline.archive.appender import open_archive
 from quire.pipeline.archive.log import ArchiveLog
-from quire.pipeline.errors import ClusterUnavailable
+from quire.pipeline.archive.writer import write_stretch
+from quire.pipeline.errors import ClusterUnavailable, FrameCut
 from quire.pipeline.jobs import archive
+from quire.pipeline.origin.data_dir import DataDirLog
+from quire.pipeline.origin.origin import Stretch
 from quire.pipeline.source.options import SourceOptions
+from tests.pipeline.logs import append_and_flush, writing
 from tests.pipeline.servers import SILENT, Told, answers_of, members, pages, serving
 from tests.pipeline.test_nodes import HIGHEST, RECORDS_A_FRAME, raw_frames
 
@@ -70,3 +75,16 @@ def test_an_archive_of_which_the_nodes_fell_silent_goes_on_where_it_ended(tmp_pa
     with serving(answers_of(records=pages(raw))) as server:
         rest = archive(SourceOptions(bootstrap=(server,)), str(tmp_path / "archive"))
     assert (rest.from_index, rest.to_index) == (2 * PIECE, HIGHEST)
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 3), (1, 4), (2, 3), (3, 4), (1, 5)])
+def test_a_piece_that_cuts_a_frame_is_refused(tmp_path: Path, first: int, last: int) -> None:
+    with writing(tmp_path / "log") as log:
+        append_and_flush(log, ["a", "b"], ["c", "d"], ["e", "f"])
+    path = str(tmp_path / "archive")
+
+    with open_archive(path), closing(DataDirLog(str(tmp_path / "log"))) as origin:
+        with pytest.raises(FrameCut, match=rf"records \[{first}, {last}\)"):
+            write_stretch(origin, path, Stretch(first, last, 0))
+        [written] = write_stretch(origin, path, Stretch(2, 4, 0))
+    assert (written.held.from_index, written.held.to_index) == (2, 4)
