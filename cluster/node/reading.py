@@ -4,7 +4,7 @@ It reads the log and asks the driver for barriers, and changes neither.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from enum import StrEnum
 from itertools import count
@@ -252,7 +252,7 @@ class Reading:
 
 
 @contextmanager
-def _from_log(index: int) -> Iterator[None]:
+def _from_log(index: int) -> Generator[None]:
     """Raise what reading the log at an index raises as the errors of a node."""
     try:
         yield

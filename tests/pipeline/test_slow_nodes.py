@@ -218,7 +218,7 @@ def test_a_stream_that_starts_in_an_outage_begins_where_the_log_of_any_node_begi
     outage = Outage(late, early)
     late["/status"] = early["/status"] = members(*outage.servers, leader=1)
     stream = stream_of(",".join(outage.servers), startingOffsets="earliest")
-    nodes: Nodes = vars(stream._opened())["_nodes"]
+    nodes: Nodes = vars(vars(LogStreamReader)["_opened"](stream))["_nodes"]
     end = after(outage, nodes, lambda: stream.latestOffset(stream.initialOffset(), stream.getDefaultReadLimit()))
     stream.stop()
 
