@@ -89,7 +89,7 @@ class TurnTimes:
         self._loop: asyncio.AbstractEventLoop
         self._after: Callable[[], None]
         self._reading: asyncio.Task[None]
-        self._is_due = False
+        self._is_due = self._is_stopped = False
         self._schedstat = -1
 
     def start(self, is_ready: Callable[[], bool], after: Callable[[], None] = lambda: None) -> None:
@@ -110,7 +110,11 @@ class TurnTimes:
         self._reading = asyncio.create_task(self._read(), name="turns")
 
     def stop(self) -> None:
-        """Stop measuring: the node is shutting down."""
+        """Stop measuring: the node is shutting down. A look that is still due sets no timer again.
+
+        Python ends with the signals' default handlers, and a timer that runs out then would kill the process.
+        """
+        self._is_stopped = True
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         self._reading.cancel()
@@ -141,6 +145,8 @@ class TurnTimes:
             self._newly_starved()  # Not with each reading: it lets go of the GIL, which another thread may then hold.
 
     def _turned(self) -> None:
+        if self._is_stopped:
+            return
         self._is_due = False
         self.look()
         self._after()

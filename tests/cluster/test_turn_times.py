@@ -195,3 +195,16 @@ async def test_nothing_is_left_behind_after_the_end() -> None:
     await asyncio.sleep(0)
     turns.stop()
     assert gc.callbacks == before
+
+
+@pytest.mark.asyncio
+async def test_a_look_that_is_due_at_the_end_sets_no_timer_again() -> None:
+    """Python ends with the signals' default handlers: a timer killed a node that took long to end."""
+    turns = TurnTimes()
+    turns.start(lambda: True)
+    turns.interrupted(signal.SIGPROF, None)
+    turns.stop()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
