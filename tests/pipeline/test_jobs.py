@@ -403,6 +403,7 @@ finally:
 
 
 @pytest.mark.usefixtures("spark")
+@pytest.mark.full
 def test_every_job_runs_on_spark_connect(tmp_path: Path) -> None:
     run_cluster(tmp_path / "n1", ArithmeticMachine(), records=100)
 

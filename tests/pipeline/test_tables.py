@@ -85,6 +85,7 @@ def test_a_table_of_spark_sql_is_read_by_name(sql: SparkSession, log: Path) -> N
         sql.sql(f"CREATE TABLE wrong USING quire OPTIONS (path '{log}', startingOfsets '1')")
 
 
+@pytest.mark.full
 def test_a_view_of_spark_sql_has_all_its_options_for_reads_and_inserts(
     sql: SparkSession, log: Path, tmp_path: Path
 ) -> None:
